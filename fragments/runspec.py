@@ -1,0 +1,126 @@
+"""The settings of a run: written once by `diloco init`, owned by the server.
+
+Learners are told them at joining; on a learner they are an error. Process
+settings (paths, ports, caps, threads) are not here: each process has its own.
+Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+RUN_SPEC_VERSION = 1
+"""Version of this document; a reader refuses a newer one."""
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class IntervalStage(_Settings):
+    """From `from_share` of the token budget on, H is `steps`."""
+
+    from_share: Share
+    steps: PositiveInt
+
+
+class CodecSettings(_Settings):
+    """The wire codec. Step of a block = max(c * RMS, absmax / 127)."""
+
+    step_fraction_up: float = Field(0.5, gt=0, description="c of pseudo-gradients")
+    step_fraction_down: float = Field(0.5, gt=0, description="c of outer updates")
+    block: PositiveInt = Field(4096, description="values that share one step size")
+    zstd_level: int = Field(1, ge=1, le=19, description="zstd level of payloads")
+
+
+class OuterSettings(_Settings):
+    """The outer optimizer: `optax.sgd` with or without Nesterov momentum."""
+
+    learning_rate: float = Field(0.5, gt=0)
+    momentum: float = Field(0.8, ge=0, lt=1)
+    nesterov: bool = True
+
+
+class ProgramSettings(_Settings):
+    """What is trained: a factory `module:function` and its own settings."""
+
+    factory: str = Field(
+        "learner.reference.program:build",
+        pattern=r"^[\w.]+:\w+$",
+        description="module:function that returns the program (model, data, inner step)",
+    )
+    settings: dict[str, Any] = Field(default_factory=dict)
+    identity: str = Field("", description="model and tokenizer identity, set by init")
+    data_digest: str = Field("", description="digest of the data's manifest, set by init")
+
+
+class RunSpec(_Settings):
+    """All settings of one run.
+
+    Symbols as in the paper: P `fragments`, H `sync_interval`, K `quorum`.
+    """
+
+    spec_version: int = RUN_SPEC_VERSION
+    run_id: str = Field("", pattern=r"^[A-Za-z0-9_.-]{0,64}$", description="set by init")
+    seed: int = Field(0, ge=0, description="seed of the initial weights and of the data order")
+    budget_tokens: PositiveInt = Field(
+        1_000_000, description="trained tokens of all learners at which the run ends"
+    )
+    fragments: PositiveInt = Field(4, description="P: number of fragments")
+    sync_interval: tuple[IntervalStage, ...] = Field(
+        (IntervalStage(from_share=0.0, steps=24),),
+        description='H over the run, as "steps" or "share:steps,share:steps"',
+    )
+    quorum: PositiveInt = Field(1, description="K: answers that a round needs to close")
+    min_learners: PositiveInt = Field(1, description="below this many live learners none opens")
+    max_learners: PositiveInt = Field(16, description="joins beyond this are refused")
+    max_open_rounds: PositiveInt = Field(8, description="rounds open at once")
+    staleness_bound: int = Field(4, ge=0, description="versions a contribution may be behind")
+    weight_bound: float = Field(2.0, ge=1, description="largest weight over the round's median")
+    lease_ttl_s: float = Field(15.0, gt=0, description="silence after which a learner is lost")
+    closing_lap_s: float = Field(20.0, gt=0, description="bound on the last lap at the budget")
+    codec: CodecSettings = CodecSettings()
+    outer: OuterSettings = OuterSettings()
+    program: ProgramSettings = ProgramSettings()
+
+    @field_validator("sync_interval", mode="before")
+    @classmethod
+    def _parse_interval(cls, value: object) -> object:
+        """Accept 24, "24" and "0:4,0.25:24" beside a list of stages."""
+        if isinstance(value, int):
+            return ({"from_share": 0.0, "steps": value},)
+        if not isinstance(value, str):
+            return value
+        stages = []
+        for part in value.split(","):
+            share, colon, steps = part.strip().rpartition(":")
+            stages.append({"from_share": share if colon else 0.0, "steps": steps})
+        return tuple(stages)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        shares = [stage.from_share for stage in self.sync_interval]
+        if not shares or shares[0] != 0.0 or shares != sorted(set(shares)):
+            raise ValueError("sync_interval: stages must begin at share 0 and rise")
+        if self.min_learners > self.max_learners:
+            raise ValueError("min_learners is above max_learners")
+        if self.spec_version > RUN_SPEC_VERSION:
+            raise ValueError(
+                f"this run was written by a newer version (spec {self.spec_version}, "
+                f"known up to {RUN_SPEC_VERSION}): update this program"
+            )
+        return self
+
+    def interval_steps(self, tokens_trained: int) -> int:
+        """H in force once `tokens_trained` tokens were trained by all learners."""
+        share = tokens_trained / self.budget_tokens
+        steps = self.sync_interval[0].steps
+        for stage in self.sync_interval:
+            if share >= stage.from_share:
+                steps = stage.steps
+        return steps
