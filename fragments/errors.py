@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fragments.records import RefusalCode
+
 
 class DilocoError(Exception):
     """Anything that this project refuses or cannot do; the message says why."""
@@ -17,3 +22,31 @@ class PayloadError(DilocoError):
 
 class NonFiniteError(DilocoError):
     """A NaN, an infinity or a value too large to encode, where only finite values may go."""
+
+
+class SettingsError(DilocoError):
+    """A setting that is unknown, malformed or contradicts another."""
+
+
+class RunDirectoryError(DilocoError):
+    """A run directory that is missing, damaged, in use, or of another version."""
+
+
+class DataError(DilocoError):
+    """A text corpus that is missing, malformed or too small."""
+
+
+class RefusedError(DilocoError):
+    """The outer server refuses a call for `code`; the message is its reason."""
+
+    def __init__(self, code: RefusalCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class UnreachableError(DilocoError):
+    """The outer server did not answer in the bounded number of tries."""
+
+
+class BusyError(DilocoError):
+    """A bounded queue is full: try again a little later."""
