@@ -1,0 +1,81 @@
+# Every target sets up what it needs; `make` alone lists them. Needed beforehand: make, and python3
+# (3.11 or later) with its venv module.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Copies of what the environment was made from: it is made again when the contents differ, not when
+# a checkout has merely touched the files.
+LOCKED := $(VENV)/made-from.lock
+INSTALLED := $(VENV)/made-from.toml
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: $(INSTALLED) ## Train one model on three islands, with live progress; under 3 minutes
+	$(BIN)/diloco run --out runs/demo --preset demo
+
+.PHONY: test
+test: $(INSTALLED) ## Run the whole test suite
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+.PHONY: lint
+lint: $(INSTALLED) ## Check style, types, layers between rooms, and protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(INSTALLED) ## Format the code and the protos, and mend what can be mended
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/buf format --write protos
+
+.PHONY: protos
+protos: $(INSTALLED) ## Generate protos/gen from the protos
+	$(BIN)/python protos/generate.py
+
+.PHONY: hooks
+hooks: $(INSTALLED) ## Check each commit before it is made (git hooks through pre-commit)
+	$(BIN)/pre-commit install
+
+.PHONY: lock
+lock: $(INSTALLED) ## Choose the newest versions that pyproject.toml allows, and lock them
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --no-config --upgrade \
+	  --universal --fork-strategy fewest --python-version 3.11 --extra dev --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+.PHONY: env
+env: $(INSTALLED) ## Create or renew the environment in .venv; about a minute
+
+$(LOCKED): requirements.lock
+	@if ! cmp --silent $< $@; then
+	  echo "Installing the locked versions into $(VENV) (about a minute)"
+	  $(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else
+	    "Python 3.11 or later is needed; name one: make env PYTHON=/path/to/python3.11")'
+	  $(PYTHON) -m venv $(VENV)
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	  cp $< $@
+	fi
+	touch $@
+
+$(INSTALLED): pyproject.toml $(LOCKED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation --no-index --editable .
+	cp $< $@
+
+.PHONY: clean
+clean: ## Remove the environment, caches and builds; runs/ stays
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

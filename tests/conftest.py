@@ -1,0 +1,25 @@
+"""What every test runs under: strict JAX, one thread a computation, and repeatable examples.
+
+The environment is set here, before any test imports jax, and children that tests start inherit it.
+No room may be imported in this file: the shape checks hook their import, which comes later.
+"""
+
+import os
+
+from hypothesis import settings
+
+os.environ.update(
+    {
+        # An accidental float64 or a silent broadcast is a bug here: the bits of every learner and
+        # of the server must be equal.
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "JAX_PLATFORMS": "cpu",
+        # The suite runs two workers on two cores; XLA's own pools would only fight each other.
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    }
+)
+
+# The same examples at every run, however slow the machine; the timeout of each test is the bound.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
