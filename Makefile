@@ -31,7 +31,7 @@ test: $(INSTALLED) ## Run the whole test suite
 lint: $(INSTALLED) ## Check style, types, layers between rooms, and protos
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos
 	$(BIN)/mypy

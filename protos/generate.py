@@ -87,8 +87,12 @@ def _add_package_files(package: Path) -> None:
 
 def main() -> None:
     """Read the command line, generate, and say in one sentence what went wrong if it did."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PROTOS / "gen", help="the source root to write to")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=PROTOS / "gen", help="the source root to write to"
+    )
     try:
         generate(parser.parse_args().out)
     except RuntimeError as error:

@@ -1,7 +1,6 @@
 """What every test runs under: strict JAX, one thread a computation, and repeatable examples.
 
 The environment is set here, before any test imports jax, and children that tests start inherit it.
-No room may be imported in this file: the shape checks hook their import, which comes later.
 """
 
 import os

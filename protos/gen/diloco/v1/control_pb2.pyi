@@ -36,7 +36,8 @@ class _DeclineReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decline
     DECLINE_REASON_NO_BASE: _DeclineReason.ValueType  # 4
     """The learner does not hold this epoch's base (yet)."""
 
-class DeclineReason(_DeclineReason, metaclass=_DeclineReasonEnumTypeWrapper): ...
+class DeclineReason(_DeclineReason, metaclass=_DeclineReasonEnumTypeWrapper):
+    """Why a learner has nothing to give to an ask."""
 
 DECLINE_REASON_UNSPECIFIED: DeclineReason.ValueType  # 0
 DECLINE_REASON_NO_STEPS: DeclineReason.ValueType  # 1

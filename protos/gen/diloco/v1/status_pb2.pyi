@@ -35,7 +35,8 @@ class _LearnerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LearnerS
     LEARNER_STATE_LEFT: _LearnerState.ValueType  # 4
     """It left by itself."""
 
-class LearnerState(_LearnerState, metaclass=_LearnerStateEnumTypeWrapper): ...
+class LearnerState(_LearnerState, metaclass=_LearnerStateEnumTypeWrapper):
+    """Where a name stands with the server, as its lease tells."""
 
 LEARNER_STATE_UNSPECIFIED: LearnerState.ValueType  # 0
 LEARNER_STATE_JOINED: LearnerState.ValueType  # 1

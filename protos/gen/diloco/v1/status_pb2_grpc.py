@@ -54,7 +54,8 @@ class StatusServiceServicer:
     """
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The run as it is now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

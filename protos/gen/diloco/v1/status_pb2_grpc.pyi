@@ -36,6 +36,7 @@ class StatusServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StatusServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_status_pb2.GetStatusRequest, _status_pb2.GetStatusResponse]
+    """The run as it is now."""
     WatchStatus: _grpc.UnaryStreamMultiCallable[_status_pb2.WatchStatusRequest, _status_pb2.WatchStatusResponse]
     """The same, again every `interval_s` (at least 0.1) until the caller ends
     the stream or the server stops.
@@ -49,6 +50,7 @@ class StatusServiceAsyncStub(StatusServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_status_pb2.GetStatusRequest, _status_pb2.GetStatusResponse]  # type: ignore[assignment]
+    """The run as it is now."""
     WatchStatus: _aio.UnaryStreamMultiCallable[_status_pb2.WatchStatusRequest, _status_pb2.WatchStatusResponse]  # type: ignore[assignment]
     """The same, again every `interval_s` (at least 0.1) until the caller ends
     the stream or the server stops.
@@ -64,7 +66,8 @@ class StatusServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _status_pb2.GetStatusRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_status_pb2.GetStatusResponse, _abc.Awaitable[_status_pb2.GetStatusResponse]]: ...
+    ) -> _typing.Union[_status_pb2.GetStatusResponse, _abc.Awaitable[_status_pb2.GetStatusResponse]]:
+        """The run as it is now."""
 
     @_abc_1.abstractmethod
     def WatchStatus(
