@@ -1,0 +1,253 @@
+"""One learner's copy of the model and what it owes the outer server.
+
+The training thread steps and adopts; other threads answer asks and prepare
+updates. They share no lock: the training thread publishes one immutable
+`Completed` after every step, and takes prepared values from a queue.
+
+Shape letters: B rows (blocks), N values per row.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from fragments.digest import digest_hex
+from fragments.errors import PayloadError
+from fragments.layout import Layout
+from fragments.payload import decode_f32, decode_int8, encode_int8
+from fragments.quantize import Quantized, apply_update, quantize, valid_counts
+from fragments.records import (
+    Adopted,
+    Ask,
+    Contribution,
+    ContributionKey,
+    Decline,
+    DeclineReason,
+    HeldBase,
+    Update,
+    Version,
+)
+from fragments.runspec import CodecSettings
+from fragments.tree import TreeCodec
+from learner.program import Params
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The value of one fragment that this learner last adopted, and when.
+
+    `value_BxN`: float32 (rows_padded, block), the broadcast copy to the bit.
+    `step`, `tokens`, `cursor`: the learner's own counters at adoption.
+    """
+
+    version: Version
+    value_BxN: Float32[Array, "B N"]
+    digest: str
+    step: int
+    tokens: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The learner after a completed step: parameters and the bases they grew from.
+
+    `step`, `tokens`: trained since this process began; `cursor`: next batch.
+    """
+
+    step: int
+    tokens: int
+    cursor: int
+    params: Params
+    bases: tuple[Base | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A new value of one fragment, on the device and checked, ready to adopt."""
+
+    fragment: int
+    version: Version
+    value_BxN: Float32[Array, "B N"]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """Parameters and bases after adopting, and what to tell the server."""
+
+    params: Params
+    bases: tuple[Base | None, ...]
+    adopted: tuple[Adopted, ...]
+
+
+class Island:
+    """Model copy, bases and codec of one learner.
+
+    Args:
+        name: the learner's name, for contribution keys.
+        layout: the run's layout.
+        codec: the run's codec settings.
+        params: a parameter tree of the model's structure; its values are kept
+            only until the first fragments are adopted.
+        cursor: the next batch of its shard.
+    """
+
+    def __init__(
+        self, name: str, layout: Layout, codec: CodecSettings, params: Params, cursor: int
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self._codec = codec
+        self._tree = TreeCodec(layout, params)
+        self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
+        nothing: tuple[Base | None, ...] = (None,) * len(layout.fragments)
+        self.completed = Completed(0, 0, cursor, params, nothing)
+        self._prepared: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+        self._newest: dict[int, Prepared] = {}
+        self._consumed: dict[int, Version] = {}
+
+    def warm_up(self) -> None:
+        """Compile everything that answering and adopting run, before training begins."""
+        params = self.completed.params
+        self._tree.warm_up(params)
+        zeros_BxN = jnp.zeros((self.layout.rows_padded, self.layout.block), jnp.float32)
+        quantized = self._quantize(0, zeros_BxN, zeros_BxN)
+        digest_hex(apply_update(zeros_BxN, quantized.codes, quantized.step_bits))
+
+    def consumed(self, versions: Sequence[int], epoch: int) -> None:
+        """Learn from the server which base of each fragment counts as consumed (-1: none)."""
+        for fragment, number in enumerate(versions):
+            if number >= 0:
+                self._consumed[fragment] = Version(epoch, number)
+
+    def held_bases(self) -> tuple[HeldBase, ...]:
+        """What this learner holds, as a joining process tells it."""
+        now = self.completed
+        return tuple(
+            HeldBase(fragment, base.version, now.step - base.step, now.tokens - base.tokens)
+            for fragment, base in enumerate(now.bases)
+            if base is not None
+        )
+
+    def newest_version(self, fragment: int) -> Version | None:
+        """The newest version prepared or adopted here; None for none."""
+        prepared = self._newest.get(fragment)
+        return prepared.version if prepared is not None else None
+
+    def prepare(self, update: Update) -> None:
+        """Decode an update, bring its value onto the device, check it, and queue it.
+
+        Not for the training thread; one other thread calls it.
+
+        Raises PayloadError when the update does not follow on what is held, or
+        the value's digest is not the server's.
+        """
+        value_BxN = self._value(update)
+        digest = digest_hex(value_BxN)
+        if digest != update.digest:
+            raise PayloadError(
+                f"fragment {update.fragment} at version {update.version} has digest {digest} here, "
+                f"the server says {update.digest}"
+            )
+        prepared = Prepared(update.fragment, update.version, value_BxN, digest)
+        self._newest[update.fragment] = prepared
+        self._prepared.put(prepared)
+
+    def forget(self, fragment: int) -> None:
+        """Build on nothing held: the next update must be a full value."""
+        self._newest.pop(fragment, None)
+
+    def _value(self, update: Update) -> Float32[Array, "B N"]:
+        part = self.layout.fragments[update.fragment]
+        if update.from_version is None:
+            return jnp.asarray(decode_f32(part, self.layout.rows_padded, update.payload))
+        held = self._newest.get(update.fragment)
+        if held is None or held.version != update.from_version:
+            raise PayloadError(
+                f"an update of fragment {update.fragment} from version {update.from_version} "
+                f"does not follow on {held.version if held else 'nothing'}"
+            )
+        codes, step_bits = decode_int8(part, self.layout.rows_padded, update.payload)
+        value: Array = apply_update(held.value_BxN, codes, step_bits)
+        return value
+
+    def adopt(self, params: Params, bases: tuple[Base | None, ...], at: Completed) -> Adoption:
+        """Overwrite the fragments that are prepared; for the training thread, between steps.
+
+        `at` carries the counters of the step after which this happens. Inner
+        optimizer state is kept (DESIGN: overwrite). Dispatches device work and
+        does not wait for it.
+        """
+        adopted: list[Adopted] = []
+        while True:
+            try:
+                new = self._prepared.get_nowait()
+            except queue.Empty:
+                return Adoption(params, bases, tuple(adopted))
+            params = self._tree.replace(new.fragment, params, new.value_BxN)
+            base = Base(new.version, new.value_BxN, new.digest, at.step, at.tokens, at.cursor)
+            bases = (*bases[: new.fragment], base, *bases[new.fragment + 1 :])
+            adopted.append(Adopted(new.fragment, new.version, new.digest, at.step))
+
+    def answer(self, ask: Ask) -> Contribution | Decline:
+        """The pseudo-gradient (base - local) of the asked fragment, or why there is none.
+
+        From the last completed step; not for the training thread.
+        """
+        now = self.completed
+        base = now.bases[ask.fragment]
+        reason: DeclineReason | None = None
+        if base is None or base.version.epoch != ask.version.epoch:
+            return Decline(ask.fragment, ask.version, DeclineReason.NO_BASE)
+        consumed = self._consumed.get(ask.fragment)
+        if consumed is not None and base.version <= consumed:
+            reason = DeclineReason.CONSUMED
+        elif now.step <= base.step:
+            reason = DeclineReason.NO_STEPS
+        if reason is not None:
+            return Decline(ask.fragment, ask.version, reason)
+        local_BxN = self._tree.pack(ask.fragment, now.params)
+        quantized = self._quantize(ask.fragment, base.value_BxN, local_BxN)
+        if not bool(quantized.finite):
+            return Decline(ask.fragment, ask.version, DeclineReason.NOT_FINITE)
+        payload = encode_int8(
+            self.layout.fragments[ask.fragment],
+            np.asarray(quantized.codes),
+            np.asarray(quantized.step_bits),
+            self._codec.zstd_level,
+        )
+        self._consumed[ask.fragment] = base.version
+        return Contribution(
+            key=ContributionKey(self.name, ask.fragment, base.version),
+            asked_version=ask.version,
+            steps=now.step - base.step,
+            tokens=now.tokens - base.tokens,
+            cursor_from=base.cursor,
+            cursor_to=now.cursor,
+            payload=payload,
+        )
+
+    def _quantize(
+        self, fragment: int, base_BxN: Float32[Array, "B N"], local_BxN: Float32[Array, "B N"]
+    ) -> Quantized:
+        fraction = self._codec.step_fraction_up
+        return _quantized_difference(base_BxN, local_BxN, self._valid[fragment], fraction)
+
+
+@jax.jit
+def _quantized_difference(
+    base_BxN: Float32[Array, "B N"],
+    local_BxN: Float32[Array, "B N"],
+    valid_B: Int32[Array, " B"],
+    step_fraction: Any,
+) -> Quantized:
+    return quantize(base_BxN - local_BxN, valid_B, step_fraction)

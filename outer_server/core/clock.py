@@ -1,0 +1,56 @@
+"""The run's clock: global step t, positions, and the slots at which fragments are due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outer_server.core.state import RunState, SlotClock
+
+
+def kth_largest(positions: Sequence[int], k: int) -> int:
+    """The k-th largest of `positions` (1 <= k <= len)."""
+    return sorted(positions, reverse=True)[k - 1]
+
+
+def advance(state: RunState) -> RunState:
+    """Set t to the K_eff-th largest position among live learners; t never falls.
+
+    Where a death would put the K_eff-th position below t, all live positions
+    shift up by the difference, so that the survivors' next steps count at once.
+    """
+    live = state.live_learners
+    if not live:
+        return state
+    reached = kth_largest([record.position for record in live], state.quorum_effective)
+    if reached >= state.global_step:
+        return replace(state, global_step=reached)
+    shift = state.global_step - reached
+    moved = {r.name: replace(r, position=r.position + shift) for r in live}
+    return replace(state, learners={**state.learners, **moved})
+
+
+def slot_step(slots: SlotClock, slot: int, num_fragments: int) -> int:
+    """Global step at which `slot` falls: offsets spread evenly over 0..H-1."""
+    return slots.anchor_step + (slot - slots.anchor_slot) * slots.interval // num_fragments
+
+
+def pass_slots(state: RunState) -> tuple[RunState, tuple[int, ...]]:
+    """Move past all slots up to t; return the fragments that came due, oldest first.
+
+    Slots passed in one jump count once per fragment. A new H takes effect at
+    the last slot passed, so the order of fragments is never broken.
+    """
+    slots, num_fragments = state.slots, len(state.fragments)
+    elapsed = state.global_step - slots.anchor_step
+    # The largest x with x*H//P <= elapsed, in integers.
+    last = slots.anchor_slot - (-(elapsed + 1) * num_fragments // slots.interval) - 1
+    if last < slots.next_slot:
+        return state, ()
+    first = max(slots.next_slot, last - num_fragments + 1)
+    due = tuple(slot % num_fragments for slot in range(first, last + 1))
+    moved = replace(slots, next_slot=last + 1)
+    if state.interval_steps != slots.interval:
+        step = slot_step(slots, last, num_fragments)
+        moved = SlotClock(last + 1, last, step, state.interval_steps)
+    return replace(state, slots=moved), due

@@ -1,0 +1,111 @@
+"""When a round closes: one decision with its reason, and the learned deadlines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from outer_server.core.state import LearnerRecord, Round, RunState, Timing
+
+DEVIATIONS = 4.0
+"""A learner is late past mean + this many deviations (RFC 6298's K)."""
+
+GRANULARITY_S = 0.05
+"""Added to every deadline: below this, differences are scheduling noise."""
+
+MISSES_BEFORE_IGNORED = 3
+"""Nobody waits for a learner that missed this many rounds in a row."""
+
+
+class Verdict(StrEnum):
+    """What becomes of a collecting round."""
+
+    WAIT = "wait"
+    CLOSE = "close"
+    ABANDON = "abandon"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict, a sentence why, and the time at which to look again if nothing happens."""
+
+    verdict: Verdict
+    reason: str
+    look_again_s: float = math.inf
+
+
+def observe(timing: Timing, sample_s: float) -> Timing:
+    """`timing` after an answer took `sample_s` (RFC 6298, section 2: alpha 1/8, beta 1/4)."""
+    if timing.samples == 0:
+        return Timing(mean_s=sample_s, deviation_s=sample_s / 2, samples=1)
+    deviation_s = 0.75 * timing.deviation_s + 0.25 * abs(timing.mean_s - sample_s)
+    mean_s = 0.875 * timing.mean_s + 0.125 * sample_s
+    return Timing(mean_s, deviation_s, timing.samples + 1, missed_in_a_row=0)
+
+
+def missed(timing: Timing) -> Timing:
+    """`timing` after a round closed without this learner."""
+    return replace(timing, missed_in_a_row=timing.missed_in_a_row + 1)
+
+
+def deadline_s(timing: Timing) -> float:
+    """Seconds after the ask at which an answer is late; infinite before the first sample."""
+    if timing.samples == 0:
+        return math.inf
+    return timing.mean_s + DEVIATIONS * timing.deviation_s + GRANULARITY_S
+
+
+def missing(state: RunState, round_: Round) -> tuple[LearnerRecord, ...]:
+    """Asked learners that are live and have neither answered nor declined."""
+    done = round_.answered | round_.declined
+    return tuple(
+        record
+        for record in state.live_learners
+        if record.name in round_.asked and record.name not in done
+    )
+
+
+def contributors(state: RunState, fragment: int) -> frozenset[str]:
+    """Names with a contribution that the fragment's next closing would take."""
+    return frozenset(meta.key.learner for meta in state.fragments[fragment].arrived)
+
+
+def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool) -> Decision:
+    """Whether a collecting round closes now.
+
+    It closes when every asked live learner has answered; or when K_eff answers
+    are in and each missing one is past its own deadline or known to be absent;
+    with K_eff answers at the latest once `bound_reached` (H/2 steps after
+    opening, or the end of the closing lap). Below K_eff it waits: its
+    fragment's next slot abandons it.
+    """
+    answered = len(contributors(state, round_.fragment))
+    absent = missing(state, round_)
+    if not absent:
+        if answered == 0:
+            return Decision(Verdict.ABANDON, "every asked learner declined or is gone")
+        return Decision(Verdict.CLOSE, "every asked live learner has answered")
+    if answered < state.quorum_effective:
+        return Decision(Verdict.WAIT, f"{answered} of {state.quorum_effective} answers are in")
+    if bound_reached:
+        return Decision(Verdict.CLOSE, "the longest wait of a round is over")
+    patient = [r for r in absent if r.timing.missed_in_a_row < MISSES_BEFORE_IGNORED]
+    until_s = _latest(patient, round_.opened_at_s)
+    if now_s >= until_s:
+        names = ", ".join(record.name for record in absent)
+        return Decision(Verdict.CLOSE, f"past the learned deadline of {names}")
+    return Decision(Verdict.WAIT, f"waiting for {len(absent)} asked learners", until_s)
+
+
+def _latest(records: Iterable[LearnerRecord], opened_at_s: float) -> float:
+    return max((opened_at_s + deadline_s(record.timing) for record in records), default=-math.inf)
+
+
+def note_misses(
+    learners: Mapping[str, LearnerRecord], absent: Iterable[LearnerRecord]
+) -> dict[str, LearnerRecord]:
+    """All records, those of `absent` with one more miss."""
+    gone = {r.name: replace(r, timing=missed(r.timing)) for r in absent}
+    return {**learners, **gone}

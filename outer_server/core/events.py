@@ -1,0 +1,191 @@
+"""What the scheduler is told (events) and what it wants done (effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fragments.records import (
+    Adopted,
+    ContributionKey,
+    Decline,
+    Evaluation,
+    Hello,
+    Receipt,
+    Refusal,
+    Report,
+    ServerNote,
+    Version,
+    Welcome,
+)
+from outer_server.core.state import ContributionMeta, MergeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A process asks for the lease of a name. Replied with Welcome or Refusal."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The holder of a lease gives it back."""
+
+    learner: str
+    token: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A report from the holder of `token`."""
+
+    learner: str
+    token: int
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """An ask is answered with nothing."""
+
+    learner: str
+    token: int
+    decline: Decline
+
+
+@dataclass(frozen=True, slots=True)
+class HasAdopted:
+    """A learner trains on a version from now on."""
+
+    learner: str
+    token: int
+    adopted: Adopted
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluator reports a held-out loss."""
+
+    learner: str
+    token: int
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """A whole, checked contribution is here. Replied with Receipt or Refusal."""
+
+    learner: str
+    token: int
+    meta: ContributionMeta
+    asked_version: Version
+    payload_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A control stream was opened: open asks are to be repeated on it."""
+
+    learner: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The merge of a round is done: `version` of the fragment exists."""
+
+    fragment: int
+    version: int
+    digest: str
+    order: MergeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRefused:
+    """A round's merge gave no finite result, or a payload could not be read."""
+
+    fragment: int
+    order: MergeOrder
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The server is about to stop: open no more rounds."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing but time has passed."""
+
+
+Event: TypeAlias = (
+    Join
+    | Leave
+    | Reported
+    | Declined
+    | HasAdopted
+    | Evaluated
+    | Contributed
+    | Attached
+    | Merged
+    | MergeRefused
+    | Drain
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say `note` to one process, or to every attached one where `learner` is None."""
+
+    learner: str | None
+    note: ServerNote
+
+
+@dataclass(frozen=True, slots=True)
+class StartMerge:
+    """Have the merge done; answer with Merged or MergeRefused."""
+
+    order: MergeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """`version` of a fragment may be pulled from now on."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The bytes of these contributions are needed no more."""
+
+    keys: tuple[ContributionKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """End the control stream of this process after `note`."""
+
+    learner: str
+    note: ServerNote
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A change of state for the event log, with its reason."""
+
+    what: str
+    reason: str
+    fields: tuple[tuple[str, str | int | float], ...] = ()
+
+
+Effect: TypeAlias = Send | StartMerge | Publish | Discard | Disconnect | Note
+
+Reply: TypeAlias = Welcome | Receipt | Refusal | None

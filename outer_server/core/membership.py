@@ -1,0 +1,200 @@
+"""Joining, leaving, and how silence becomes absence."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from fragments.records import (
+    PROTOCOL_VERSION,
+    Goodbye,
+    Hello,
+    Lease,
+    Phase,
+    Progress,
+    Refusal,
+    RefusalCode,
+    Report,
+    Role,
+    Version,
+    Welcome,
+)
+from outer_server.core.events import Disconnect, Effect, Join, Leave, Note
+from outer_server.core.state import Base, LearnerRecord, RunState, Tally
+
+HEARTBEATS_PER_LEASE = 3
+"""A learner is heard at least this often within its lease's time to live."""
+
+_NAME = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+
+
+def join(
+    state: RunState, event: Join, now_s: float, layout_digest: str
+) -> tuple[RunState, Welcome | Refusal, list[Effect]]:
+    """Grant a lease or say why not. A newer process of a name fences the older off."""
+    hello = event.hello
+    refusal = _check(state, hello, layout_digest)
+    if refusal is not None:
+        note = Note("join_refused", refusal.reason, (("learner", hello.name),))
+        return state, refusal, [note]
+    before = state.learners.get(hello.name)
+    record = _admit(state, hello, before, now_s)
+    state = replace(state.with_learner(record), next_token=state.next_token + 1)
+    effects: list[Effect] = []
+    if before is not None and before.live and before.incarnation != hello.incarnation:
+        reason = f"another process joined as {hello.name!r} later: this one is fenced off"
+        effects.append(Disconnect(hello.name, Goodbye(RefusalCode.FENCED, reason)))
+    what = "joined" if before is None else "rejoined"
+    reason = "newcomer" if before is None else f"join {record.tally.joins} of this name"
+    fields = (("learner", hello.name), ("role", str(hello.role)), ("token", record.token))
+    effects.append(Note(what, reason, fields))
+    return state, welcome(state, record), effects
+
+
+def welcome(state: RunState, record: LearnerRecord) -> Welcome:
+    """What a freshly admitted process is told."""
+    ttl_s = state.spec.lease_ttl_s
+    return Welcome(
+        lease=Lease(record.name, record.token, ttl_s),
+        generation=state.generation,
+        epoch=state.epoch,
+        phase=state.phase,
+        versions=tuple(fragment.version for fragment in state.fragments),
+        consumed=tuple(base.consumed for base in record.bases),
+        shard_index=record.shard_index,
+        shard_count=state.spec.max_learners,
+        cursor=record.cursor,
+        global_step=state.global_step,
+        tokens_trained=state.tokens_trained,
+        heartbeat_s=ttl_s / HEARTBEATS_PER_LEASE,
+    )
+
+
+def leave(state: RunState, event: Leave) -> tuple[RunState, list[Effect]]:
+    """The holder gives its lease back; anyone else's word counts nothing."""
+    record = state.learners.get(event.learner)
+    if record is None or not record.live or record.token != event.token:
+        return state, []
+    state = state.with_learner(replace(_ended(record), left=True))
+    return state, [Note("left", event.reason, (("learner", event.learner),))]
+
+
+def lost(record: LearnerRecord, now_s: float) -> tuple[LearnerRecord, list[Effect]]:
+    """A record whose lease has lapsed, and what to say of it."""
+    reason = f"nothing heard for {now_s - record.heard_at_s:.1f} s"
+    goodbye = Goodbye(RefusalCode.LEASE_LOST, f"the lease lapsed: {reason}; join again")
+    return _ended(record), [
+        Note("lost", reason, (("learner", record.name),)),
+        Disconnect(record.name, goodbye),
+    ]
+
+
+def check_lease(state: RunState, learner: str, token: int) -> Refusal | None:
+    """None where `token` may speak for `learner`, otherwise why not."""
+    record = state.learners.get(learner)
+    if record is None:
+        return Refusal(RefusalCode.LEASE_LOST, f"no lease of {learner!r} is known: join again")
+    if token != record.token:
+        reason = f"another process joined as {learner!r} later: this one is fenced off"
+        code = RefusalCode.FENCED if token < record.token else RefusalCode.LEASE_LOST
+        return Refusal(code, reason)
+    if not record.live:
+        return Refusal(RefusalCode.LEASE_LOST, f"the lease of {learner!r} lapsed: join again")
+    return None
+
+
+def progress(state: RunState) -> Progress:
+    """Clock and phase, as learners are told."""
+    return Progress(state.global_step, state.tokens_trained, state.phase)
+
+
+def version_of(state: RunState, fragment: int) -> Version:
+    """The newest version of a fragment."""
+    return Version(state.epoch, state.fragments[fragment].version)
+
+
+def _check(state: RunState, hello: Hello, layout_digest: str) -> Refusal | None:
+    spec = state.spec
+    mismatch: str | None = None
+    if hello.protocol_version != PROTOCOL_VERSION:
+        mismatch = (
+            f"protocol version {hello.protocol_version} is not the server's {PROTOCOL_VERSION}: "
+            "run the same release on both sides"
+        )
+    elif hello.run_id != spec.run_id:
+        mismatch = f"run {hello.run_id!r} is not trained here but {spec.run_id!r}: check --address"
+    elif hello.layout_digest != layout_digest:
+        mismatch = (
+            "the model built here differs from the run's (layout digest "
+            f"{hello.layout_digest[:12]} against {layout_digest[:12]}): check program and version"
+        )
+    elif not _NAME.match(hello.name):
+        mismatch = f"name {hello.name!r}: use 1 to 64 of letters, digits, '-', '_' and '.'"
+    elif hello.generation_seen > state.generation:
+        mismatch = (
+            f"this server is of generation {state.generation}, but the learner has seen "
+            f"{hello.generation_seen}: an older copy of the run is being served here"
+        )
+    if mismatch is not None:
+        return Refusal(RefusalCode.MISMATCH, mismatch)
+    before = state.learners.get(hello.name)
+    if before is not None and before.role is not hello.role:
+        return Refusal(RefusalCode.MISMATCH, f"{hello.name!r} is known here as {before.role}")
+    if state.phase is Phase.DRAINING:
+        return Refusal(RefusalCode.NOT_TRAINING, "the server is about to stop: try again later")
+    is_new_learner = before is None and hello.role is Role.LEARNER
+    names = sum(1 for record in state.learners.values() if record.role is Role.LEARNER)
+    if is_new_learner and names >= spec.max_learners:
+        return Refusal(RefusalCode.FULL, f"the run has its {spec.max_learners} learners already")
+    return None
+
+
+def _admit(
+    state: RunState, hello: Hello, before: LearnerRecord | None, now_s: float
+) -> LearnerRecord:
+    held = {base.fragment: base for base in hello.bases if base.version.epoch == state.epoch}
+    old = before.bases if before is not None else (Base(),) * len(state.fragments)
+    bases = []
+    for index, base in enumerate(old):
+        now_held = held.get(index)
+        if now_held is None or now_held.version.number > state.fragments[index].version:
+            bases.append(replace(base, version=-1, at_step=0, digest=""))
+        else:
+            version = now_held.version.number
+            digest = base.digest if base.version == version else ""
+            bases.append(
+                replace(base, version=version, at_step=-now_held.steps_since, digest=digest)
+            )
+    tally = before.tally if before is not None else Tally()
+    return LearnerRecord(
+        name=hello.name,
+        role=hello.role,
+        token=state.next_token,
+        incarnation=hello.incarnation,
+        shard_index=before.shard_index if before is not None else _free_shard(state, hello.role),
+        live=True,
+        left=False,
+        position=state.global_step,
+        report=Report(step=0, tokens=0, cursor=0),
+        heard_at_s=now_s,
+        bases=tuple(bases),
+        cursor=max(hello.cursor, before.cursor if before is not None else 0),
+        tally=replace(tally, joins=tally.joins + 1),
+    )
+
+
+def _free_shard(state: RunState, role: Role) -> int:
+    """The lowest data shard that no learner ever had; evaluators have none (0)."""
+    if role is Role.EVALUATOR:
+        return 0
+    used = {r.shard_index for r in state.learners.values() if r.role is Role.LEARNER}
+    return next(index for index in range(state.spec.max_learners) if index not in used)
+
+
+def _ended(record: LearnerRecord) -> LearnerRecord:
+    tally = replace(
+        record.tally,
+        steps=record.tally.steps + record.report.step,
+        tokens=record.tally.tokens + record.report.tokens,
+    )
+    return replace(record, live=False, tally=tally, report=replace(record.report, step=0, tokens=0))

@@ -1,0 +1,193 @@
+"""Facts that learners report, put into the state. Nothing is decided here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fragments.records import (
+    Goodbye,
+    Phase,
+    Receipt,
+    Refusal,
+    RefusalCode,
+    Role,
+    Version,
+)
+from outer_server.core.close import observe
+from outer_server.core.events import (
+    Contributed,
+    Declined,
+    Disconnect,
+    Effect,
+    Evaluated,
+    HasAdopted,
+    Note,
+    Reported,
+)
+from outer_server.core.membership import check_lease
+from outer_server.core.state import EvaluationRecord, LearnerRecord, RoundStage, RunState
+
+EVALUATIONS_KEPT = 512
+"""Newest evaluations kept for the status."""
+
+MAX_STEPS_PER_REPORT = 1 << 32
+"""A report that claims more than this is not from a learner of ours."""
+
+
+def heard(state: RunState, learner: str, token: int, now_s: float) -> RunState | None:
+    """The state with this learner heard from; None if it may not speak."""
+    if check_lease(state, learner, token) is not None:
+        return None
+    record = state.learners[learner]
+    return state.with_learner(replace(record, heard_at_s=now_s))
+
+
+def report(state: RunState, event: Reported) -> RunState:
+    """Move the learner on. Reports are cumulative: an older one changes nothing."""
+    record = state.learners[event.learner]
+    new, old = event.report, record.report
+    steps, tokens = new.step - old.step, new.tokens - old.tokens
+    if steps < 0 or tokens < 0 or steps > MAX_STEPS_PER_REPORT:
+        return state
+    if record.role is Role.EVALUATOR:
+        return state
+    record = replace(
+        record,
+        report=new,
+        position=record.position + steps,
+        cursor=max(record.cursor, new.cursor),
+    )
+    state = state.with_learner(record)
+    return replace(state, tokens_trained=state.tokens_trained + tokens)
+
+
+def decline(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
+    """Count the learner out of the round that it was asked for, if that is still open."""
+    asked = event.decline
+    if not 0 <= asked.fragment < len(state.fragments):
+        return state, []
+    fragment = state.fragments[asked.fragment]
+    round_ = fragment.round
+    wanted = Version(state.epoch, round_.version) if round_ is not None else None
+    if round_ is None or asked.version != wanted or round_.stage is not RoundStage.COLLECTING:
+        return state, []
+    round_ = replace(round_, declined=round_.declined | {event.learner})
+    state = state.with_fragment(asked.fragment, replace(fragment, round=round_))
+    fields = (("learner", event.learner), ("fragment", asked.fragment))
+    return state, [Note("declined", str(asked.reason), fields)]
+
+
+def adopted(state: RunState, event: HasAdopted) -> tuple[RunState, list[Effect]]:
+    """Note the base; end the lease of a learner whose copy differs from the server's."""
+    told = event.adopted
+    if not 0 <= told.fragment < len(state.fragments) or told.version.epoch != state.epoch:
+        return state, []
+    fragment = state.fragments[told.fragment]
+    record = state.learners[event.learner]
+    base = record.bases[told.fragment]
+    if told.version.number > fragment.version or told.version.number < base.version:
+        return state, []
+    if told.version.number == fragment.version and told.digest != fragment.digest:
+        reason = (
+            f"fragment {told.fragment} at version {told.version} has digest {told.digest}, "
+            f"the server's is {fragment.digest}: pull full values"
+        )
+        goodbye = Goodbye(RefusalCode.BAD_PAYLOAD, reason)
+        fields = (("learner", event.learner), ("fragment", told.fragment))
+        return state, [Note("digest_mismatch", reason, fields), Disconnect(event.learner, goodbye)]
+    base = replace(base, version=told.version.number, at_step=told.at_step, digest=told.digest)
+    return state.with_learner(record.with_base(told.fragment, base)), []
+
+
+def evaluated(state: RunState, event: Evaluated, now_s: float) -> tuple[RunState, list[Effect]]:
+    """Keep a held-out loss for the status."""
+    entry = EvaluationRecord(event.learner, now_s, event.evaluation)
+    kept = (*state.evaluations, entry)[-EVALUATIONS_KEPT:]
+    fields = (
+        ("loss", event.evaluation.loss),
+        ("tokens_trained", event.evaluation.tokens_trained),
+    )
+    return replace(state, evaluations=kept), [Note("evaluated", event.evaluation.unit, fields)]
+
+
+def admissible(state: RunState, event: Contributed) -> Refusal | Receipt | None:
+    """None where a contribution would be new and welcome; otherwise the answer to it."""
+    key = event.meta.key
+    refusal = check_lease(state, event.learner, event.token)
+    if refusal is not None:
+        return refusal
+    if key.learner != event.learner or not 0 <= key.fragment < len(state.fragments):
+        return Refusal(RefusalCode.MISMATCH, f"no such key: {key}")
+    if key.base_version.epoch != state.epoch:
+        reason = f"epoch {key.base_version.epoch} was rolled back; now is {state.epoch}"
+        return Refusal(RefusalCode.OLD_EPOCH, reason)
+    base = state.learners[event.learner].bases[key.fragment]
+    number, current = key.base_version.number, state.fragments[key.fragment].version
+    if number <= base.consumed:
+        if number == base.consumed and event.payload_digest == base.consumed_payload:
+            return Receipt(key, duplicate=True)
+        reason = f"base {key.base_version} of fragment {key.fragment} was consumed already"
+        return Refusal(RefusalCode.CONSUMED, reason)
+    if number > current or event.meta.steps < 1 or event.meta.tokens < 1:
+        reason = f"base {number} at version {current} with {event.meta.steps} steps makes no sense"
+        return Refusal(RefusalCode.MISMATCH, reason)
+    if current - number > state.spec.staleness_bound:
+        reason = (
+            f"base {number} is {current - number} versions behind, the bound is "
+            f"{state.spec.staleness_bound}"
+        )
+        return Refusal(RefusalCode.STALE, reason)
+    if state.phase is Phase.FINISHED:
+        return Refusal(RefusalCode.NOT_TRAINING, "the run is finished")
+    return None
+
+
+def contribute(
+    state: RunState, event: Contributed, now_s: float
+) -> tuple[RunState, Receipt | Refusal, list[Effect]]:
+    """Take a contribution, once. Late ones wait for the next round of their fragment."""
+    answer = admissible(state, event)
+    if isinstance(answer, Receipt):
+        return state, answer, []
+    if isinstance(answer, Refusal):
+        return _count_refused(state, event, answer)
+    key = event.meta.key
+    fragment = state.fragments[key.fragment]
+    round_ = fragment.round
+    is_late = (
+        round_ is None
+        or round_.stage is not RoundStage.COLLECTING
+        or event.asked_version != Version(state.epoch, round_.version)
+    )
+    record = _consumed(state.learners[event.learner], event, now_s, late=is_late)
+    if round_ is not None and not is_late:
+        round_ = replace(round_, answered=round_.answered | {event.learner})
+    fragment = replace(fragment, round=round_, arrived=(*fragment.arrived, event.meta))
+    state = state.with_learner(record).with_fragment(key.fragment, fragment)
+    state = replace(state, tokens_pushed=state.tokens_pushed + event.meta.tokens)
+    return state, Receipt(key, late=is_late), []
+
+
+def _consumed(
+    record: LearnerRecord, event: Contributed, now_s: float, *, late: bool
+) -> LearnerRecord:
+    key = event.meta.key
+    base = record.bases[key.fragment]
+    timing = record.timing
+    if base.asked_version == event.asked_version.number:
+        timing = observe(timing, now_s - base.asked_at_s)
+    base = replace(base, consumed=key.base_version.number, consumed_payload=event.payload_digest)
+    tally = replace(record.tally, contributions_late=record.tally.contributions_late + late)
+    return replace(record.with_base(key.fragment, base), timing=timing, tally=tally)
+
+
+def _count_refused(
+    state: RunState, event: Contributed, refusal: Refusal
+) -> tuple[RunState, Refusal, list[Effect]]:
+    fields = (("learner", event.learner), ("fragment", event.meta.key.fragment))
+    note = Note("contribution_refused", refusal.reason, fields)
+    record = state.learners.get(event.learner)
+    if record is None or record.token != event.token:
+        return state, refusal, [note]
+    tally = replace(record.tally, contributions_refused=record.tally.contributions_refused + 1)
+    return state.with_learner(replace(record, tally=tally)), refusal, [note]

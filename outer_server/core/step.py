@@ -1,0 +1,88 @@
+"""The outer step on one fragment, and the update that goes out. B rows, N values a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float32, Int8, Int32, UInt16, UInt32
+
+from fragments.digest import digest_blocks
+from fragments.quantize import apply_update, quantize
+from fragments.runspec import OuterSettings
+
+
+class FragmentParameters(NamedTuple):
+    """The server's own values of one fragment.
+
+    `master_BxN`: float32 (B, N), the exact parameters. `broadcast_BxN`: float32 (B, N), what
+    learners hold, equal to the bit everywhere; what quantization left out of it is in the master
+    only and goes out with the next version. `outer`: the optax state of this fragment.
+    """
+
+    master_BxN: Float32[Array, "B N"]
+    broadcast_BxN: Float32[Array, "B N"]
+    outer: Any
+
+
+class Stepped(NamedTuple):
+    """What an outer step makes. `finite` False: nothing of it may be used."""
+
+    parameters: FragmentParameters
+    codes_BxN: Int8[Array, "B N"]
+    step_bits_B: UInt16[Array, " B"]
+    digest: UInt32[Array, " 2"]
+    finite: Bool[Array, ""]
+
+
+OuterStep = Callable[
+    [FragmentParameters, Float32[Array, "B N"], Int32[Array, " B"]],
+    Stepped,
+]
+
+
+def outer_optimizer(settings: OuterSettings) -> optax.GradientTransformation:
+    """SGD on the merged pseudo-gradient D, with momentum: b <- mu*b + D, and
+    theta <- theta - eta*(D + mu*b) with Nesterov, theta - eta*b without (DiLoCo,
+    arXiv 2311.08105, section 2). Momentum 0 has no buffer.
+    """
+    return optax.sgd(
+        settings.learning_rate,
+        momentum=settings.momentum or None,
+        nesterov=settings.nesterov and settings.momentum > 0,
+    )
+
+
+def newborn(
+    optimizer: optax.GradientTransformation, value_BxN: Float32[Array, "B N"]
+) -> FragmentParameters:
+    """Version 0 of a fragment: the same value in the master and broadcast copies."""
+    return FragmentParameters(value_BxN, value_BxN, optimizer.init(value_BxN))
+
+
+def make_outer_step(optimizer: optax.GradientTransformation, step_fraction: float) -> OuterStep:
+    """The jitted outer step; compiled once, since all fragments share one shape.
+
+    The update sent is master - broadcast copy after the step, quantized with
+    `step_fraction`; the new broadcast copy is the old one plus exactly that.
+    """
+
+    @jax.jit
+    def step(
+        old: FragmentParameters,
+        merged_BxN: Float32[Array, "B N"],
+        valid_B: Int32[Array, " B"],
+    ) -> Stepped:
+        updates_BxN, outer = optimizer.update(merged_BxN, old.outer, old.master_BxN)
+        master_BxN = optax.apply_updates(old.master_BxN, updates_BxN)
+        quantized = quantize(master_BxN - old.broadcast_BxN, valid_B, step_fraction)
+        broadcast_BxN = apply_update(old.broadcast_BxN, quantized.codes, quantized.step_bits)
+        finite = quantized.finite & jnp.all(jnp.isfinite(master_BxN))
+        new = FragmentParameters(master_BxN, broadcast_BxN, outer)
+        digest = digest_blocks(broadcast_BxN)
+        return Stepped(new, quantized.codes, quantized.step_bits, digest, finite)
+
+    return step

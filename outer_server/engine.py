@@ -1,0 +1,275 @@
+"""The one thread that owns a run's state.
+
+Other threads hand it events and read the newest immutable state. Merging and
+snapshots are done by one worker thread each; their results come back as events.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from fragments.errors import BusyError, DilocoError, NonFiniteError, PayloadError
+from fragments.payload import Payload
+from fragments.records import ContributionKey, Goodbye, Receipt, ServerNote, Update
+from outer_server.core import membership
+from outer_server.core.events import (
+    Attached,
+    Contributed,
+    Discard,
+    Disconnect,
+    Drain,
+    Effect,
+    Event,
+    Merged,
+    MergeRefused,
+    Note,
+    Publish,
+    Reply,
+    Send,
+    StartMerge,
+    Tick,
+)
+from outer_server.core.scheduler import handle
+from outer_server.core.state import MergeOrder, RunState
+from outer_server.core.step import FragmentParameters
+from outer_server.parameters import Parameters
+from outer_server.publications import Publications
+from outer_server.store.snapshot import Snapshot
+
+Sink = Callable[[ServerNote], None]
+
+QUEUE_LENGTH = 4096
+"""Events waiting for the engine; beyond this a caller gets BusyError."""
+
+CALL_TIMEOUT_S = 30.0
+"""Longest wait for a reply; the engine answers in well under a millisecond unless stuck."""
+
+PROGRESS_EVERY_S = 1.0
+"""How often clock and phase are told to everyone."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An event on its way in, and what belongs to it."""
+
+    event: Event
+    reply: Future[Reply] | None = None
+    payload: Payload | None = None
+    sink: Sink | None = None
+
+
+class Engine:
+    """Runs the scheduler. Thread-safe but for `start` and `stop`.
+
+    Args:
+        snapshot: where to go on from; its state has been through `core.resume`.
+        save: writes a snapshot; called from a worker thread.
+        snapshot_every_rounds: merged rounds between two snapshots.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        save: Callable[[Snapshot], None],
+        snapshot_every_rounds: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = snapshot.state
+        self._parameters = snapshot.parameters
+        self._published = list(snapshot.parameters.fragments)
+        self._payloads: dict[ContributionKey, Payload] = dict(snapshot.payloads)
+        self._save = save
+        self._snapshot_every_rounds = snapshot_every_rounds
+        self._rounds_saved = snapshot.state.rounds_merged
+        self._clock = clock
+        self._started_s = clock()
+        self._layout_digest = snapshot.parameters.layout.digest
+        self._sinks: dict[str, Sink] = {}
+        self._results: dict[tuple[int, int], tuple[Update, FragmentParameters]] = {}
+        self._queue: queue.Queue[_Item | None] = queue.Queue(QUEUE_LENGTH)
+        self._merger = ThreadPoolExecutor(1, "merge")
+        self._saver = ThreadPoolExecutor(1, "snapshot")
+        self._saving: Future[None] | None = None
+        self.failed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine")
+        self.publications = Publications(self._parameters.full)
+        for index, fragment in enumerate(self._state.fragments):
+            broadcast = self._published[index].broadcast_BxN
+            version = membership.version_of(self._state, index)
+            self.publications.reset(index, version, fragment.digest, broadcast)
+
+    @property
+    def state(self) -> RunState:
+        """The newest state: an immutable snapshot."""
+        return self._state
+
+    def now_s(self) -> float:
+        """Seconds since this engine was made."""
+        return self._clock() - self._started_s
+
+    def start(self) -> None:
+        """Begin to handle events."""
+        self._parameters.warm_up()
+        self._thread.start()
+
+    def stop(self, reason: str) -> None:
+        """Open no more rounds, end the open ones, write a last snapshot, say goodbye."""
+        self.call(Drain(reason))
+        self._merger.shutdown(wait=True)
+        self._queue.put(None, timeout=CALL_TIMEOUT_S)
+        self._thread.join()
+        self._saver.shutdown(wait=True)
+        for sink in self._sinks.values():
+            sink(Goodbye(None, reason))
+        self._save(self._snapshot())
+
+    def call(self, event: Event, payload: Payload | None = None, sink: Sink | None = None) -> Reply:
+        """Hand in an event and wait for its reply. Raises BusyError, also when the engine died."""
+        reply: Future[Reply] = Future()
+        self._put(_Item(event, reply, payload, sink))
+        return reply.result(CALL_TIMEOUT_S)
+
+    def tell(self, event: Event) -> None:
+        """Hand in an event that has no reply. Raises BusyError."""
+        self._put(_Item(event))
+
+    def detach(self, learner: str, sink: Sink) -> None:
+        """Forget a control stream that ended, unless a newer one has replaced it."""
+        if self._sinks.get(learner) is sink:
+            self._sinks.pop(learner, None)
+
+    def _put(self, item: _Item) -> None:
+        if self.failed.is_set():
+            raise BusyError("the server has failed: see its log and start it again")
+        try:
+            self._queue.put(item, timeout=1.0)
+        except queue.Full:
+            raise BusyError("the server is overloaded: try again in a few seconds") from None
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException:
+            self.failed.set()
+            _log.exception("engine_failed")
+            raise
+
+    def _loop(self) -> None:
+        wake_at_s = 0.0
+        progress_at_s = self.now_s() + PROGRESS_EVERY_S
+        while True:
+            timeout_s = max(0.0, min(wake_at_s, progress_at_s) - self.now_s())
+            try:
+                item = self._queue.get(timeout=timeout_s)
+            except queue.Empty:
+                item = _Item(Tick())
+            if item is None:
+                return
+            wake_at_s = self._handle(item)
+            if self.now_s() >= progress_at_s:
+                progress_at_s = self.now_s() + PROGRESS_EVERY_S
+                self._send(None, membership.progress(self._state))
+
+    def _handle(self, item: _Item) -> float:
+        event = item.event
+        if isinstance(event, Attached) and item.sink is not None:
+            refusal = membership.check_lease(self._state, event.learner, event.token)
+            if refusal is None:
+                self._replace_sink(event.learner, item.sink)
+            elif item.reply is not None:
+                item.reply.set_result(refusal)
+                return self.now_s()
+        outcome = handle(self._state, event, self.now_s(), self._layout_digest)
+        is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
+        if isinstance(event, Contributed) and is_new and item.payload is not None:
+            self._payloads[event.meta.key] = item.payload
+        self._state = outcome.state
+        for effect in outcome.effects:
+            self._perform(effect)
+        if item.reply is not None:
+            item.reply.set_result(outcome.reply)
+        self._save_if_due()
+        return outcome.wake_at_s
+
+    def _replace_sink(self, learner: str, sink: Sink) -> None:
+        old = self._sinks.get(learner)
+        self._sinks[learner] = sink
+        if old is not None:
+            old(Goodbye(None, "a newer control stream of this lease replaced this one"))
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(learner, note):
+                self._send(learner, note)
+            case StartMerge(order):
+                payloads = {meta.key: self._payloads[meta.key] for meta in order.contributions}
+                self._merger.submit(self._merge, order, payloads, self._state.epoch)
+            case Publish(fragment, version):
+                update, parameters = self._results.pop((fragment, version))
+                self._published[fragment] = parameters
+                self.publications.publish(update, parameters.broadcast_BxN)
+            case Discard(keys):
+                for key in keys:
+                    self._payloads.pop(key, None)
+            case Disconnect(learner, note):
+                sink = self._sinks.pop(learner, None)
+                if sink is not None:
+                    sink(note)
+            case Note(what, reason, fields):
+                _log.info(what, reason=reason, **dict(fields))
+
+    def _send(self, learner: str | None, note: ServerNote) -> None:
+        if learner is not None:
+            sink = self._sinks.get(learner)
+            if sink is not None:
+                sink(note)
+            return
+        for sink in list(self._sinks.values()):
+            sink(note)
+
+    def _merge(
+        self, order: MergeOrder, payloads: dict[ContributionKey, Payload], epoch: int
+    ) -> None:
+        """On the merge thread: do the work and hand its result in."""
+        event: Event
+        try:
+            result = self._parameters.apply(order, payloads, epoch)
+        except (PayloadError, NonFiniteError) as error:
+            event = MergeRefused(order.fragment, order, str(error))
+        except Exception:  # noqa: BLE001  a bug must not end the run, and must be seen
+            _log.exception("merge_failed", fragment=order.fragment, version=order.version)
+            event = MergeRefused(order.fragment, order, "internal error, see the log")
+        else:
+            update = result[0]
+            self._results[order.fragment, update.version.number] = result
+            event = Merged(order.fragment, update.version.number, update.digest, order)
+        self._queue.put(_Item(event))
+
+    def _save_if_due(self) -> None:
+        if self._state.rounds_merged - self._rounds_saved < self._snapshot_every_rounds:
+            return
+        if self._saving is not None and not self._saving.done():
+            return
+        self._rounds_saved = self._state.rounds_merged
+        self._saving = self._saver.submit(self._save_logged, self._snapshot())
+
+    def _save_logged(self, snapshot: Snapshot) -> None:
+        try:
+            self._save(snapshot)
+        except (OSError, DilocoError) as error:
+            _log.warning("snapshot_failed", reason=str(error))
+
+    def _snapshot(self) -> Snapshot:
+        spec, layout = self._parameters.spec, self._parameters.layout
+        parameters = Parameters(spec, layout, self._published)
+        return Snapshot(self._state, parameters, dict(self._payloads))

@@ -1,0 +1,124 @@
+"""The tensors of a run, and the one thread's work on them: merge, step, encode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32
+
+from fragments.digest import digest_hex
+from fragments.errors import NonFiniteError
+from fragments.layout import Layout
+from fragments.payload import Payload, decode_int8, encode_f32, encode_int8
+from fragments.quantize import flush_subnormals, valid_counts
+from fragments.records import ContributionKey, Update, Version
+from fragments.runspec import RunSpec
+from outer_server.core.merge import Encoded, weighted_average
+from outer_server.core.state import MergeOrder
+from outer_server.core.step import (
+    FragmentParameters,
+    make_outer_step,
+    newborn,
+    outer_optimizer,
+)
+
+
+class Parameters:
+    """Master, broadcast copy and outer state of every fragment.
+
+    Not thread-safe: one thread calls `apply`. `fragments` is replaced, never
+    changed in place, so that other threads may read an entry at any time.
+    """
+
+    def __init__(
+        self, spec: RunSpec, layout: Layout, fragments: Sequence[FragmentParameters]
+    ) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.fragments: tuple[FragmentParameters, ...] = tuple(fragments)
+        self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
+        self._step = make_outer_step(outer_optimizer(spec.outer), spec.codec.step_fraction_down)
+
+    @staticmethod
+    def newborn(
+        spec: RunSpec, layout: Layout, values: Sequence[Float32[np.ndarray, "B N"]]
+    ) -> Parameters:
+        """Version 0 from one fragment value each, float32 (rows_padded, block).
+
+        Raises NonFiniteError when a value is not finite.
+        """
+        optimizer = outer_optimizer(spec.outer)
+        fragments = []
+        for index, value in enumerate(values):
+            if not np.isfinite(value).all():
+                raise NonFiniteError(f"initial weights of fragment {index} are not finite")
+            fragments.append(newborn(optimizer, flush_subnormals(jnp.asarray(value))))
+        return Parameters(spec, layout, fragments)
+
+    def digests(self) -> tuple[str, ...]:
+        """Digest of each fragment's broadcast copy."""
+        return tuple(digest_hex(fragment.broadcast_BxN) for fragment in self.fragments)
+
+    def warm_up(self) -> None:
+        """Compile merge and step, so that the first round does not wait for it."""
+        shape = (self.layout.rows_padded, self.layout.block)
+        silent: Encoded = (np.zeros(shape, np.int8), np.zeros(shape[0], np.uint16))
+        merged = weighted_average([(1.0, silent)], shape)
+        bool(self._step(self.fragments[0], merged, self._valid[0]).finite)
+
+    def apply(
+        self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload], epoch: int
+    ) -> tuple[Update, FragmentParameters]:
+        """Merge the order's contributions and take the fragment one version on.
+
+        Returns the update to publish and the fragment's new values.
+
+        Raises PayloadError for a payload that cannot be read, NonFiniteError
+        when the step overflows; then nothing has changed.
+        """
+        index = order.fragment
+        layout = self.layout.fragments[index]
+        shape = (self.layout.rows_padded, self.layout.block)
+        merged_BxN = weighted_average(self._decoded(order, payloads), shape)
+        stepped = self._step(self.fragments[index], merged_BxN, self._valid[index])
+        if not bool(stepped.finite):
+            raise NonFiniteError(
+                f"the outer step of fragment {index} from version {order.version} is not finite"
+            )
+        payload = encode_int8(
+            layout,
+            np.asarray(stepped.codes_BxN),
+            np.asarray(stepped.step_bits_B),
+            self.spec.codec.zstd_level,
+        )
+        linear, mixed = (int(word) for word in np.asarray(stepped.digest))
+        self.fragments = (
+            *self.fragments[:index],
+            stepped.parameters,
+            *self.fragments[index + 1 :],
+        )
+        update = Update(
+            fragment=index,
+            version=Version(epoch, order.version + 1),
+            from_version=Version(epoch, order.version),
+            digest=f"{linear:08x}{mixed:08x}",
+            payload=payload,
+        )
+        return update, stepped.parameters
+
+    def full(self, index: int, broadcast_BxN: Float32[jax.Array, "B N"]) -> Payload:
+        """A fragment's broadcast copy, encoded exactly."""
+        layout = self.layout.fragments[index]
+        return encode_f32(layout, np.asarray(broadcast_BxN), self.spec.codec.zstd_level)
+
+    def _decoded(
+        self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload]
+    ) -> Iterator[tuple[float, Encoded]]:
+        layout = self.layout.fragments[order.fragment]
+        for participant in order.participants:
+            for meta in participant.contributions:
+                decoded = decode_int8(layout, self.layout.rows_padded, payloads[meta.key])
+                yield participant.share, decoded

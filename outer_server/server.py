@@ -1,0 +1,274 @@
+"""The outer server as services, the simulation and tests see it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from fragments.errors import PayloadError, RefusedError
+from fragments.payload import INT8_CODEC, decode_int8, max_wire_bytes
+from fragments.records import (
+    PROTOCOL_VERSION,
+    Adopted,
+    Contribution,
+    ContributionKey,
+    Decline,
+    Evaluation,
+    Hello,
+    Lease,
+    Receipt,
+    Refusal,
+    RefusalCode,
+    Report,
+    RunDescription,
+    RunStatus,
+    Update,
+    Version,
+    Welcome,
+)
+from outer_server import status
+from outer_server.core import membership, receive
+from outer_server.core.events import (
+    Attached,
+    Contributed,
+    Declined,
+    Evaluated,
+    HasAdopted,
+    Join,
+    Leave,
+    Reply,
+    Reported,
+)
+from outer_server.core.resume import resume
+from outer_server.core.state import ContributionMeta, RunState
+from outer_server.engine import Engine, Sink
+from outer_server.store.rundir import RunDirectory
+from outer_server.store.snapshot import Snapshot
+
+SNAPSHOT_EVERY_ROUNDS = 100
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes on the bulk connections of one name."""
+
+    up: int = 0
+    down: int = 0
+
+
+class OuterServer:
+    """One run, served. Thread-safe; use as a context manager.
+
+    Calls that take a lease raise RefusedError when it may not speak. Raises
+    RunDirectoryError when the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        snapshot_every_rounds: int = SNAPSHOT_EVERY_ROUNDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = RunDirectory(path)
+        self._snapshot_every_rounds = snapshot_every_rounds
+        self._clock = clock
+        self._traffic: dict[str, Traffic] = {}
+        self._traffic_lock = threading.Lock()
+        self._pace: deque[tuple[float, int]] = deque(maxlen=64)
+
+    def __enter__(self) -> Self:
+        self._directory.__enter__()
+        try:
+            self._start = self._directory.start()
+            loaded = self._directory.load()
+            state = resume(loaded.state, self._start.generation, clean=self._start.clean)
+            if not self._start.clean:
+                _log.warning("unclean_stop", epoch=state.epoch, reason="new epoch begins")
+            payloads = loaded.payloads if self._start.clean else {}
+            snapshot = Snapshot(state, loaded.parameters, payloads)
+            self._engine = Engine(
+                snapshot, self._directory.save, self._snapshot_every_rounds, self._clock
+            )
+            self._engine.start()
+        except BaseException:
+            self._directory.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._engine.stop("the server is stopping")
+            self._directory.stopped(self._start)
+        finally:
+            self._directory.__exit__(kind, error, traceback)
+
+    @property
+    def state(self) -> RunState:
+        """The newest state: an immutable snapshot."""
+        return self._engine.state
+
+    @property
+    def generation(self) -> int:
+        """Raised durably at each start."""
+        return self._start.generation
+
+    def describe(self) -> RunDescription:
+        """What is trained here; where bulk is served is for `services` to fill in."""
+        layout, state = self._directory.layout, self._engine.state
+        return RunDescription(
+            run_id=state.spec.run_id,
+            protocol_version=PROTOCOL_VERSION,
+            run_spec_json=state.spec.model_dump_json(),
+            layout_json=layout.to_json(),
+            layout_digest=layout.digest,
+            bulk_port=0,
+            bulk_host="",
+            generation=state.generation,
+            epoch=state.epoch,
+            phase=state.phase,
+        )
+
+    def join(self, hello: Hello) -> Welcome:
+        """Grant a lease. Raises RefusedError."""
+        answer = _granted(self._engine.call(Join(hello)))
+        if not isinstance(answer, Welcome):
+            raise TypeError(f"a join is answered with Welcome, not {answer!r}")
+        return answer
+
+    def attach(self, lease: Lease, sink: Sink) -> None:
+        """Send this lease's notes to `sink` from now on; open asks come again.
+
+        `sink` is called from the engine's thread and must not block. The sink
+        that was attached before gets Goodbye.
+        """
+        _granted(self._engine.call(Attached(lease.learner, lease.token), sink=sink))
+
+    def detach(self, lease: Lease, sink: Sink) -> None:
+        """Forget `sink`, if it is still the one attached."""
+        self._engine.detach(lease.learner, sink)
+
+    def report(self, lease: Lease, report: Report) -> None:
+        """A learner's newest position."""
+        self._check(lease)
+        self._engine.tell(Reported(lease.learner, lease.token, report))
+
+    def decline(self, lease: Lease, decline: Decline) -> None:
+        """An ask answered with nothing."""
+        self._check(lease)
+        self._engine.tell(Declined(lease.learner, lease.token, decline))
+
+    def adopted(self, lease: Lease, adopted: Adopted) -> None:
+        """A version that a learner trains on."""
+        self._check(lease)
+        self._engine.tell(HasAdopted(lease.learner, lease.token, adopted))
+
+    def evaluated(self, lease: Lease, evaluation: Evaluation) -> None:
+        """A held-out loss of global weights."""
+        self._check(lease)
+        self._engine.tell(Evaluated(lease.learner, lease.token, evaluation))
+
+    def leave(self, lease: Lease, reason: str) -> None:
+        """Give a lease back; a stale lease is no error."""
+        self._engine.call(Leave(lease.learner, lease.token, reason))
+
+    def admit(self, lease: Lease, key: ContributionKey) -> None:
+        """Refuse early, before bytes are received, what `contribute` would refuse."""
+        self._check(lease)
+        meta = ContributionMeta(key, steps=1, tokens=1, cursor_from=0, cursor_to=0)
+        event = Contributed(lease.learner, lease.token, meta, key.base_version, "")
+        answer = receive.admissible(self._engine.state, event)
+        # CONSUMED may turn out to be a repetition of what was accepted: let it come.
+        if isinstance(answer, Refusal) and answer.code is not RefusalCode.CONSUMED:
+            raise RefusedError(answer.code, answer.reason)
+
+    def contribute(self, lease: Lease, contribution: Contribution) -> Receipt:
+        """Take a whole contribution; answered once it counts. Raises RefusedError."""
+        key, payload = contribution.key, contribution.payload
+        self._check(lease)
+        layout = self._directory.layout
+        if not 0 <= key.fragment < len(layout.fragments):
+            raise RefusedError(RefusalCode.MISMATCH, f"there is no fragment {key.fragment}")
+        try:
+            decode_int8(layout.fragments[key.fragment], layout.rows_padded, payload)
+        except PayloadError as error:
+            raise RefusedError(RefusalCode.BAD_PAYLOAD, str(error)) from error
+        event = Contributed(
+            lease.learner,
+            lease.token,
+            ContributionMeta(
+                key,
+                contribution.steps,
+                contribution.tokens,
+                contribution.cursor_from,
+                contribution.cursor_to,
+            ),
+            contribution.asked_version,
+            status.payload_digest(payload),
+        )
+        answer = _granted(self._engine.call(event, payload=payload))
+        if not isinstance(answer, Receipt):
+            raise TypeError(f"a contribution is answered with Receipt, not {answer!r}")
+        return answer
+
+    def updates(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
+        """What leads from `have` to the newest version; immutable, shared by all readers."""
+        self._check(lease)
+        if not 0 <= fragment < len(self._directory.layout.fragments):
+            raise RefusedError(RefusalCode.MISMATCH, f"there is no fragment {fragment}")
+        return self._engine.publications.updates(fragment, have)
+
+    def payload_limit(self, fragment: int) -> int:
+        """Largest compressed size, in bytes, that a contribution to `fragment` may have."""
+        return max_wire_bytes(INT8_CODEC, self._directory.layout.fragments[fragment])
+
+    def count_bytes(self, learner: str, up: int, down: int) -> None:
+        """Add to a name's traffic; names that never joined are not counted."""
+        if learner not in self._engine.state.learners:
+            return
+        with self._traffic_lock:
+            old = self._traffic.get(learner, Traffic())
+            self._traffic[learner] = Traffic(old.up + up, old.down + down)
+
+    def status(self) -> RunStatus:
+        """A snapshot of the run; waits for nothing."""
+        now_s, state = self._engine.now_s(), self._engine.state
+        with self._traffic_lock:
+            traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}
+        return status.run_status(
+            state, self._directory.layout, traffic, now_s, self._tokens_per_s(state, now_s)
+        )
+
+    def _tokens_per_s(self, state: RunState, now_s: float) -> float:
+        """Trained tokens a second over the last calls of `status`, at least a second apart."""
+        pace = self._pace
+        if not pace or now_s - pace[-1][0] >= 1.0:
+            pace.append((now_s, state.tokens_trained))
+        since = next((entry for entry in pace if now_s - entry[0] <= 10.0), pace[0])
+        elapsed_s = now_s - since[0]
+        return (state.tokens_trained - since[1]) / elapsed_s if elapsed_s > 0 else 0.0
+
+    def _check(self, lease: Lease) -> None:
+        refusal = membership.check_lease(self._engine.state, lease.learner, lease.token)
+        if refusal is not None:
+            raise RefusedError(refusal.code, refusal.reason)
+
+
+def _granted(reply: Reply) -> Reply:
+    if isinstance(reply, Refusal):
+        raise RefusedError(reply.code, reply.reason)
+    return reply

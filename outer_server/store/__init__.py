@@ -1,0 +1,1 @@
+"""What the outer server keeps on disk."""
