@@ -1,0 +1,127 @@
+"""A learner's end of a control stream."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import grpc
+import structlog
+
+from diloco.v1 import control_pb2, control_pb2_grpc
+from fragments.errors import DilocoError
+from fragments.records import Adopted, Decline, Evaluation, Lease, Report, ServerNote
+from services import translate
+from services.errors import error_of
+
+_log = structlog.get_logger(__name__)
+
+
+class GrpcControlLine:
+    """`learner.ports.ControlLine` over one stream.
+
+    Bounded: of reports only the newest waits; when `limit` other messages wait, the server has
+    stopped reading, and the stream is broken off so that the owner opens a new one.
+
+    The stream itself has no deadline, since it lasts as long as the lease: keepalive ends it
+    within 40 s of the server's last sign of life.
+    """
+
+    def __init__(
+        self,
+        stub: control_pb2_grpc.ControlServiceStub,
+        address: str,
+        see_generation: Callable[[int], None],
+        lease: Lease,
+        on_note: Callable[[ServerNote], None],
+        on_closed: Callable[[], None],
+        limit: int,
+    ) -> None:
+        self._address = address
+        self._see_generation = see_generation
+        self._on_note = on_note
+        self._on_closed = on_closed
+        self._limit = limit
+        self._queue: deque[translate.LearnerNote] = deque([lease])
+        self._report: Report | None = None
+        self._changed = threading.Condition()
+        self._over = False
+        self._closed_here = False
+        self._call = stub.Control(self._requests())
+        reader = threading.Thread(target=self._read, name=f"control-{lease.learner}", daemon=True)
+        reader.start()
+
+    def report(self, report: Report) -> None:
+        """Say where the learner is; replaces a report that is not sent yet."""
+        with self._changed:
+            self._report = report
+            self._changed.notify()
+
+    def decline(self, decline: Decline) -> None:
+        """Answer an ask with nothing."""
+        self._send(decline)
+
+    def adopted(self, adopted: Adopted) -> None:
+        """Say that a version is trained on."""
+        self._send(adopted)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Report a held-out loss."""
+        self._send(evaluation)
+
+    def close(self) -> None:
+        """End the stream after what is queued; `on_closed` is not called."""
+        with self._changed:
+            self._closed_here = True
+            self._over = True
+            self._changed.notify()
+
+    def _send(self, note: translate.LearnerNote) -> None:
+        with self._changed:
+            if self._over:
+                return
+            self._queue.append(note)
+            self._changed.notify()
+            full = len(self._queue) > self._limit
+        if full:
+            _log.warning("control_stream_stuck", address=self._address, queued=self._limit)
+            self._break_off()
+
+    def _break_off(self) -> None:
+        with self._changed:
+            self._over = True
+            self._queue.clear()
+            self._report = None
+            self._changed.notify()
+        self._call.cancel()
+
+    def _requests(self) -> Iterator[control_pb2.ControlRequest]:
+        """Runs on gRPC's thread of this call; what is queued at `close` is still sent."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._report or self._over)
+                if self._queue:
+                    note = self._queue.popleft()
+                elif self._report is not None:
+                    note, self._report = self._report, None
+                else:
+                    return
+            yield translate.learner_note_to_wire(note)
+
+    def _read(self) -> None:
+        try:
+            for response in self._call:
+                self._see_generation(response.generation)
+                note = translate.note_from_wire(response)
+                if note is not None:
+                    self._on_note(note)
+        except grpc.RpcError as error:
+            reason = str(error_of(error, self._address, "the control stream"))
+            _log.info("control_stream_ended", reason=reason)
+        except DilocoError as error:
+            _log.warning("control_stream_ended", reason=str(error))
+        finally:
+            self._break_off()
+            if not self._closed_here:
+                self._on_closed()

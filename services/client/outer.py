@@ -1,0 +1,214 @@
+"""`learner.ports.Link` over gRPC."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+import structlog
+
+from diloco.v1 import control_pb2, control_pb2_grpc
+from fragments.errors import DilocoError, RefusedError, UnreachableError
+from fragments.records import (
+    PROTOCOL_VERSION,
+    Contribution,
+    Hello,
+    Lease,
+    Receipt,
+    RefusalCode,
+    RunDescription,
+    ServerNote,
+    Update,
+    Version,
+    Welcome,
+)
+from services import translate
+from services.client.channel import open_channel
+from services.client.line import GrpcControlLine
+from services.client.retry import Attempts, TransferPace, retried
+from services.client.transfer import BulkRoute, PullTransfer, PushTransfer
+from services.errors import OlderServerError, error_of
+from services.security import Address, parse_address
+from services.settings import ClientSettings
+
+_log = structlog.get_logger(__name__)
+_Result = TypeVar("_Result")
+
+FIRST_PULL_BYTES = 16 << 20
+"""Assumed of a fragment that was never pulled; a wrong guess costs a resumed call."""
+
+
+class GrpcLink:
+    """The outer server at `address` (HOST:PORT of control). Thread-safe.
+
+    One channel for control, another for bulk, whose port `describe` tells. Every call is bounded
+    in time and tries. Refusals raise RefusedError; all else that keeps a call from succeeding ends
+    in UnreachableError, with a sentence that names the address and what to check. SettingsError
+    for a malformed address.
+    """
+
+    def __init__(self, address: str, *, settings: ClientSettings | None = None) -> None:
+        self._address = parse_address(address)
+        self._settings = settings or ClientSettings()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._run: RunDescription | None = None
+        self._channel = open_channel(self._address)
+        self._control = control_pb2_grpc.ControlServiceStub(self._channel)
+        self._bulk: tuple[Address, grpc.Channel] | None = None
+        self._up, self._down = TransferPace(self._settings), TransferPace(self._settings)
+        self._pulled_bytes: dict[int, int] = {}
+
+    def describe(self) -> RunDescription:
+        """What is trained here. Refuses (MISMATCH) once another run or layout answers."""
+        return self._tried(lambda _: self._describe())
+
+    def join(self, hello: Hello) -> Welcome:
+        """Take the lease for a name; repeated until answered, which the server expects."""
+        self._see_generation(hello.generation_seen)
+        request = translate.hello_to_wire(hello)
+
+        def attempt(_: Attempts) -> Welcome:
+            try:
+                answer = self._control.Join(request, timeout=self._settings.call_s)
+            except grpc.RpcError as error:
+                raise error_of(error, str(self._address), "joining") from error
+            self._see_generation(answer.generation)
+            return translate.welcome_from_wire(answer)
+
+        return self._tried(attempt)
+
+    def open_control(
+        self,
+        lease: Lease,
+        on_note: Callable[[ServerNote], None],
+        on_closed: Callable[[], None],
+    ) -> GrpcControlLine:
+        """Open the control stream of a lease."""
+        return self._guarded(
+            lambda: GrpcControlLine(
+                self._control,
+                str(self._address),
+                self._see_generation,
+                lease,
+                on_note,
+                on_closed,
+                self._settings.queued_messages,
+            )
+        )
+
+    def push(self, lease: Lease, contribution: Contribution) -> Receipt:
+        """Deliver a contribution, going on where a call broke; it counts once."""
+        transfer = PushTransfer(self._route(self._up), lease, contribution)
+        return self._tried(transfer.attempt)
+
+    def pull(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
+        """What brings `fragment` from `have` to the newest version, oldest first."""
+        expected = self._pulled_bytes.get(fragment, FIRST_PULL_BYTES)
+        transfer = PullTransfer(self._route(self._down), lease, fragment, have, expected)
+        updates = self._tried(transfer.attempt)
+        if updates:
+            self._pulled_bytes[fragment] = transfer.total_bytes
+        return updates
+
+    def leave(self, lease: Lease, reason: str) -> None:
+        """Give the lease back; one try, and no error if it fails."""
+        request = control_pb2.LeaveRequest(lease=translate.lease_to_wire(lease), reason=reason)
+        try:
+            self._guarded(lambda: self._control.Leave(request, timeout=self._settings.call_s))
+        except grpc.RpcError as error:
+            _log.info("not_left", reason=str(error_of(error, str(self._address), "leaving")))
+        except UnreachableError as error:
+            _log.info("not_left", reason=str(error))
+
+    def close(self) -> None:
+        """Close all channels; calls under way end with UnreachableError. Idempotent."""
+        self._closed.set()
+        with self._lock:
+            channels = [self._channel] if self._bulk is None else [self._channel, self._bulk[1]]
+        for channel in channels:
+            channel.close()
+
+    def _describe(self) -> RunDescription:
+        request = control_pb2.DescribeRunRequest(protocol_version=PROTOCOL_VERSION)
+        try:
+            answer = self._control.DescribeRun(request, timeout=self._settings.call_s)
+        except grpc.RpcError as error:
+            raise error_of(error, str(self._address), "asking for the run") from error
+        self._see_generation(answer.generation)
+        run = translate.description_from_wire(answer)
+        with self._lock:
+            known = self._run
+            if known is not None and (known.run_id, known.layout_digest) != (
+                run.run_id,
+                run.layout_digest,
+            ):
+                raise RefusedError(
+                    RefusalCode.MISMATCH,
+                    f"run {run.run_id!r} answers at {self._address} where {known.run_id!r} did, "
+                    "or its layout changed: start this process anew",
+                )
+            self._run = run
+        return run
+
+    def _see_generation(self, generation: int) -> None:
+        with self._lock:
+            seen = self._generation
+            self._generation = max(seen, generation)
+        if generation < seen:
+            raise OlderServerError(
+                f"an older server (generation {generation}, {seen} was seen) answers at "
+                f"{self._address}: stop it, or correct the address"
+            )
+
+    def _route(self, pace: TransferPace) -> BulkRoute:
+        run = self._run or self.describe()
+        return BulkRoute(
+            str(self._address), run, self._settings, pace, self._bulk_channel, self._see_generation
+        )
+
+    def _bulk_channel(self, again: bool) -> grpc.Channel:
+        """A server that was started anew may serve bulk elsewhere, so a retry asks again."""
+        run = self._run
+        if run is None or again:
+            run = self._describe()
+        place = Address(run.bulk_host or self._address.host, run.bulk_port)
+        with self._lock:
+            if self._closed.is_set():
+                raise self._closed_error()
+            before = self._bulk
+            if before is not None and before[0] == place:
+                return before[1]
+            self._bulk = place, open_channel(place)
+            channel = self._bulk[1]
+        if before is not None:
+            before[1].close()
+        return channel
+
+    def _tried(self, call: Callable[[Attempts], _Result]) -> _Result:
+        def attempt(attempts: Attempts) -> _Result:
+            return self._guarded(lambda: call(attempts))
+
+        try:
+            return retried(attempt, self._settings, self._closed)
+        except (RefusedError, UnreachableError):
+            raise
+        except DilocoError as error:  # busy, damaged on its way, failed inside: later, perhaps
+            raise UnreachableError(str(error)) from error
+
+    def _guarded(self, call: Callable[[], _Result]) -> _Result:
+        """Calls, on a link that is open; closing it meanwhile is an UnreachableError."""
+        if self._closed.is_set():
+            raise self._closed_error()
+        try:
+            return call()
+        except ValueError as error:
+            if self._closed.is_set():  # what gRPC raises for a closed channel
+                raise self._closed_error() from error
+            raise
+
+    def _closed_error(self) -> UnreachableError:
+        return UnreachableError(f"the link to {self._address} was closed")

@@ -1,0 +1,1 @@
+"""The outer server as others reach it: servicers over an `OuterPort`."""

@@ -1,0 +1,186 @@
+"""The two gRPC servers of an outer server: control and bulk, in one process."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import grpc
+import structlog
+from grpc_reflection.v1alpha import reflection
+
+from diloco.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    pull_pb2,
+    pull_pb2_grpc,
+    push_pb2,
+    push_pb2_grpc,
+    status_pb2,
+    status_pb2_grpc,
+)
+from fragments.errors import SettingsError
+from fragments.records import Phase
+from fragments.runspec import RunSpec
+from services.calls import CallInterceptor, CallPool
+from services.health import HealthBoard
+from services.listen import SERVER_OPTIONS, bind
+from services.outer.control import ControlServicer
+from services.outer.port import OuterPort
+from services.outer.pull import PullServicer
+from services.outer.push import PushServicer
+from services.outer.status import StatusServicer
+from services.outer.streams import OpenStreams
+from services.security import Address, check_bind
+from services.settings import ServerSettings
+
+_log = structlog.get_logger(__name__)
+
+_CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
+_STATUS = status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name
+_PUSH = push_pb2.DESCRIPTOR.services_by_name["PushService"].full_name
+_PULL = pull_pb2.DESCRIPTOR.services_by_name["PullService"].full_name
+
+SPARE_STREAMS = 16
+"""Control streams beyond two a learner: evaluators, and old streams that are not yet known dead."""
+
+
+class Ports(NamedTuple):
+    """Where the two servers listen."""
+
+    control: int
+    bulk: int
+
+
+class OuterServices:
+    """Serves an `OuterPort` until stopped.
+
+    Every concern has its own threads, so that a full link, a slow reader or many control streams
+    starve neither status nor health.
+    """
+
+    def __init__(self, outer: OuterPort, settings: ServerSettings) -> None:
+        """Binds nothing yet. SettingsError for an address that may not be served."""
+        self._outer = outer
+        self._settings = settings
+        self._address = check_bind(settings.address, settings.insecure)
+        self._streams = OpenStreams()
+        self._ports = Ports(0, 0)
+        self._stopping = threading.Event()
+        self._pulse = threading.Thread(target=self._watch_health, name="health", daemon=True)
+        self._pools: list[CallPool] = []
+        self._boards = (HealthBoard((_CONTROL, _STATUS)), HealthBoard((_PUSH, _PULL)))
+        self._control = self._control_server()
+        self._bulk = self._bulk_server()
+
+    @property
+    def ports(self) -> Ports:
+        """The ports that are served; 0 before `start`."""
+        return self._ports
+
+    @property
+    def address(self) -> Address:
+        """The control address that is served."""
+        return Address(self._address.host, self._ports.control)
+
+    def start(self) -> None:
+        """Binds both ports and serves; SettingsError, and nothing, when one cannot be had."""
+        host = self._address.host
+        try:
+            control = bind(self._control, self._address)
+            bulk = bind(self._bulk, Address(host, self._settings.bulk_port))
+        except SettingsError:
+            self.stop(grace_s=0)
+            raise
+        self._ports = Ports(control, bulk)
+        self._bulk.start()
+        self._control.start()
+        self._pulse.start()
+        _log.info("serving", control=str(Address(host, control)), bulk=str(Address(host, bulk)))
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """Says NOT_SERVING and a `Goodbye` on each stream, gives calls `grace_s`; idempotent."""
+        self._stopping.set()
+        self._show_health(serving=False)
+        self._streams.end_all()
+        for over in [server.stop(grace_s) for server in (self._control, self._bulk)]:
+            over.wait()
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _control_server(self) -> grpc.Server:
+        run = RunSpec.model_validate_json(self._outer.describe().run_spec_json)
+        streams = 2 * run.max_learners + SPARE_STREAMS
+        queued = self._settings.queued_calls
+        server = self._server(
+            {
+                f"/{_CONTROL}": self._pool("control", 4, queued),
+                f"/{_CONTROL}/Control": self._pool("control stream", streams, 0),
+                f"/{_STATUS}": self._pool("status", 2, queued),
+                f"/{_STATUS}/WatchStatus": self._pool("watch", self._settings.watch_threads, 0),
+                f"/{HealthBoard.SERVICE}": self._pool("health", 2, queued),
+                f"/{reflection.SERVICE_NAME}": self._pool("reflection", 4, 0),
+            }
+        )
+        control = ControlServicer(self._outer, self._settings, self._streams, self._bulk_place)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)
+        status_pb2_grpc.add_StatusServiceServicer_to_server(
+            StatusServicer(self._outer, self._streams), server
+        )
+        self._boards[0].register(server)
+        names = (_CONTROL, _STATUS, HealthBoard.SERVICE, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    def _bulk_server(self) -> grpc.Server:
+        settings = self._settings
+        server = self._server(
+            {
+                f"/{_PUSH}": self._pool("push", settings.push_threads, settings.queued_calls),
+                f"/{_PUSH}/GetPushOffset": self._pool("push offset", 2, settings.queued_calls),
+                f"/{_PULL}": self._pool("pull", settings.pull_threads, settings.queued_calls),
+                f"/{HealthBoard.SERVICE}": self._pool("health", 2, settings.queued_calls),
+            }
+        )
+        push = PushServicer(self._outer, settings)
+        push_pb2_grpc.add_PushServiceServicer_to_server(push, server)
+        pull = PullServicer(self._outer, settings)
+        pull_pb2_grpc.add_PullServiceServicer_to_server(pull, server)
+        self._boards[1].register(server)
+        return server
+
+    def _pool(self, name: str, threads: int, queued: int) -> CallPool:
+        pool = CallPool(name, threads, queued)
+        self._pools.append(pool)
+        return pool
+
+    def _server(self, pools: dict[str, CallPool]) -> grpc.Server:
+        turn_away = self._pool("turn away", 1, self._settings.queued_calls)
+        return grpc.server(
+            turn_away,
+            interceptors=[CallInterceptor(pools, turn_away)],
+            options=SERVER_OPTIONS,
+            # Above the sum of all pools, so that it is met by a flood of calls only, and what a
+            # pool has no room for is told so by the interceptor.
+            maximum_concurrent_rpcs=sum(pool.room for pool in (*pools.values(), turn_away)),
+        )
+
+    def _bulk_place(self) -> tuple[int, str]:
+        return self._ports.bulk, self._settings.advertise
+
+    def _watch_health(self) -> None:
+        while not self._stopping.is_set():
+            self._show_health(serving=self._is_well())
+            self._stopping.wait(self._settings.pulse_s)
+
+    def _show_health(self, *, serving: bool) -> None:
+        for board in self._boards:
+            board.show(serving=serving and not self._stopping.is_set())
+
+    def _is_well(self) -> bool:
+        try:
+            return self._outer.status().phase is not Phase.DRAINING
+        except Exception as error:  # noqa: BLE001 (without a status, for whatever reason, it is not well)
+            if self._boards[0].serving:
+                _log.error("not_serving", reason=str(error), exc_info=error)
+            return False
