@@ -37,7 +37,7 @@ def digest_blocks(blocks_BxN: Float32[Array, "B N"]) -> UInt32[Array, " 2"]:
     return jnp.stack([jnp.sum(linear_BxN, dtype=jnp.uint32), jnp.sum(mixed_BxN, dtype=jnp.uint32)])
 
 
-def digest_hex(blocks_BxN: Float32[Array, "B N"]) -> str:
+def digest_hex(blocks_BxN: Float32[Array, "B N"] | Float32[np.ndarray, "B N"]) -> str:
     """`digest_blocks` as 16 hex digits. Waits for the device."""
     linear, mixed = (int(word) for word in np.asarray(digest_blocks(blocks_BxN)))
     return f"{linear:08x}{mixed:08x}"

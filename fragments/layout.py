@@ -166,7 +166,7 @@ def _assemble(
     for spec in tensors:
         members[fragment_of[spec.path]].append(spec)
     fragments = tuple(_lay_rows(p, block, group) for p, group in enumerate(members))
-    rows_padded = max(1, max(fragment.num_rows for fragment in fragments))
+    rows_padded = max([1, *(fragment.num_rows for fragment in fragments)])
     return Layout(block, tensors, fragments, rows_padded, identity)
 
 

@@ -89,7 +89,7 @@ def encode_int8(
     body[:steps_end] = steps_B.astype("<u2").view(np.uint8)
     codes = body[steps_end:].view(np.int8)
     _gather(fragment, codes_BxN, codes)
-    _check_int8(fragment, codes_BxN, steps_B, codes)
+    _check_int8(codes_BxN[: fragment.num_rows], steps_B, codes)
     return _compress(INT8_CODEC, raw, level)
 
 
@@ -107,7 +107,7 @@ def decode_int8(
     codes = body[steps_end:].view(np.int8)
     codes_BxN = np.zeros((rows_padded, fragment.block), np.int8)
     _scatter(fragment, codes, codes_BxN)
-    _check_int8(fragment, codes_BxN, step_bits_B[: fragment.num_rows], codes)
+    _check_int8(codes_BxN[: fragment.num_rows], step_bits_B[: fragment.num_rows], codes)
     return codes_BxN, step_bits_B
 
 
@@ -154,10 +154,9 @@ def _check_blocks(fragment: FragmentLayout, array: np.ndarray, dtype: np.dtype) 
 
 
 def _check_int8(
-    fragment: FragmentLayout,
     codes_BxN: Int8[np.ndarray, "B N"],
     steps_B: UInt16[np.ndarray, " B"],
-    codes: np.ndarray,
+    codes: Int8[np.ndarray, " values"],
 ) -> None:
     """Steps and symbols are those that a quantizer makes; `codes` are the valid ones, flat."""
     # A set sign bit, an infinity or a NaN are all above MAX_STEP_BITS as integers.
@@ -166,7 +165,7 @@ def _check_int8(
         raise PayloadError("the payload has a step outside 2^-100 to 2^100")
     if codes.size and codes.min() == -128:
         raise PayloadError("the payload has the symbol -128, which no quantizer makes")
-    if zero_B.any() and codes_BxN[: fragment.num_rows][zero_B].any():
+    if zero_B.any() and codes_BxN[zero_B].any():
         raise PayloadError("the payload has symbols in a block whose step is 0")
 
 
