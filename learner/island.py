@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -82,10 +82,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """Parameters and bases after adopting, and what to tell the server."""
+    """The learner after adopting, and what to tell the server."""
 
-    params: Params
-    bases: tuple[Base | None, ...]
+    completed: Completed
     adopted: tuple[Adopted, ...]
 
 
@@ -162,9 +161,21 @@ class Island:
         self._newest[update.fragment] = prepared
         self._prepared.put(prepared)
 
+    def adopted(self) -> tuple[Adopted, ...]:
+        """The bases trained on, to tell a new control stream."""
+        return tuple(
+            Adopted(fragment, base.version, base.digest, base.step)
+            for fragment, base in enumerate(self.completed.bases)
+            if base is not None
+        )
+
     def forget(self, fragment: int) -> None:
         """Build on nothing held: the next update must be a full value."""
         self._newest.pop(fragment, None)
+
+    def forget_all(self) -> None:
+        """Build on nothing held of any fragment; what is trained on stays."""
+        self._newest.clear()
 
     def _value(self, update: Update) -> Float32[Array, "B N"]:
         part = self.layout.fragments[update.fragment]
@@ -180,23 +191,25 @@ class Island:
         value: Array = apply_update(held.value_BxN, codes, step_bits)
         return value
 
-    def adopt(self, params: Params, bases: tuple[Base | None, ...], at: Completed) -> Adoption:
+    def adopt(self, at: Completed) -> Adoption:
         """Overwrite the fragments that are prepared; for the training thread, between steps.
 
-        `at` carries the counters of the step after which this happens. Inner
-        optimizer state is kept (DESIGN: overwrite). Dispatches device work and
-        does not wait for it.
+        Inner optimizer state is kept (DESIGN: overwrite). Dispatches device
+        work and does not wait for it. Does not publish the result: a step that
+        is still under way must not be answered from.
         """
+        params, bases = at.params, at.bases
         adopted: list[Adopted] = []
         while True:
             try:
                 new = self._prepared.get_nowait()
             except queue.Empty:
-                return Adoption(params, bases, tuple(adopted))
+                break
             params = self._tree.replace(new.fragment, params, new.value_BxN)
             base = Base(new.version, new.value_BxN, new.digest, at.step, at.tokens, at.cursor)
             bases = (*bases[: new.fragment], base, *bases[new.fragment + 1 :])
             adopted.append(Adopted(new.fragment, new.version, new.digest, at.step))
+        return Adoption(replace(at, params=params, bases=bases), tuple(adopted))
 
     def answer(self, ask: Ask) -> Contribution | Decline:
         """The pseudo-gradient (base - local) of the asked fragment, or why there is none.
@@ -240,7 +253,10 @@ class Island:
         self, fragment: int, base_BxN: Float32[Array, "B N"], local_BxN: Float32[Array, "B N"]
     ) -> Quantized:
         fraction = self._codec.step_fraction_up
-        return _quantized_difference(base_BxN, local_BxN, self._valid[fragment], fraction)
+        quantized: Quantized = _quantized_difference(
+            base_BxN, local_BxN, self._valid[fragment], fraction
+        )
+        return quantized
 
 
 @jax.jit
@@ -250,4 +266,5 @@ def _quantized_difference(
     valid_B: Int32[Array, " B"],
     step_fraction: Any,
 ) -> Quantized:
-    return quantize(base_BxN - local_BxN, valid_B, step_fraction)
+    quantized: Quantized = quantize(base_BxN - local_BxN, valid_B, step_fraction)
+    return quantized

@@ -1,0 +1,97 @@
+"""Fetches published versions: one thread that pulls, decodes and prepares."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+from fragments.errors import DilocoError, PayloadError, RefusedError
+from fragments.records import Published, Version
+from learner.island import Island
+from learner.ports import Link
+from learner.session import Session
+
+PAUSE_S = 0.5
+"""After a pull that failed, before the next."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Inbox:
+    """Holds the newest wanted version of each fragment; older wishes are dropped."""
+
+    def __init__(self, island: Island, link: Link, session: Session) -> None:
+        self._island = island
+        self._link = link
+        self._session = session
+        self._wanted: dict[int, Version] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
+
+    def start(self) -> None:
+        """Begin to pull."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Pull no more; a pull that is under way is not waited for."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def want(self, published: Published) -> None:
+        """Queue a version; never blocks."""
+        with self._changed:
+            self._wanted[published.fragment] = published.version
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until every wanted version is prepared; False if that took too long."""
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._wanted:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or self._stopping:
+                    return False
+                self._changed.wait(min(left_s, 0.5))
+                if self._session.failure is not None:
+                    return False
+            return True
+
+    def _run(self) -> None:
+        while (fragment := self._next()) is not None:
+            if not self._fetch(fragment):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, PAUSE_S)
+
+    def _next(self) -> int | None:
+        with self._changed:
+            while not self._stopping:
+                for fragment, version in self._wanted.items():
+                    newest = self._island.newest_version(fragment)
+                    if newest is None or newest < version:
+                        return fragment
+                if self._wanted:
+                    self._wanted.clear()
+                    self._changed.notify_all()
+                self._changed.wait()
+            return None
+
+    def _fetch(self, fragment: int) -> bool:
+        have = self._island.newest_version(fragment)
+        try:
+            for update in self._link.pull(self._session.lease, fragment, have):
+                self._island.prepare(update)
+        except PayloadError as error:
+            _log.warning("pull_damaged", fragment=fragment, reason=str(error))
+            self._island.forget(fragment)
+            return False
+        except RefusedError as error:
+            _log.warning("pull_refused", fragment=fragment, code=error.code, reason=str(error))
+            return False
+        except DilocoError as error:
+            _log.warning("pull_failed", fragment=fragment, reason=str(error))
+            return False
+        return True

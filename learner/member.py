@@ -1,0 +1,177 @@
+"""What a learner and an evaluator share: joining a run and holding its newest weights."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from fragments.errors import LayoutError, UnreachableError
+from fragments.layout import Layout, build_layout
+from fragments.records import (
+    PROTOCOL_VERSION,
+    Ask,
+    Goodbye,
+    Hello,
+    Phase,
+    Published,
+    RefusalCode,
+    Role,
+    RunDescription,
+    ServerNote,
+    Version,
+    Welcome,
+)
+from fragments.runspec import RunSpec
+from fragments.tree import tensor_specs
+from learner.inbox import Inbox
+from learner.island import Island
+from learner.ports import Link
+from learner.program import Program
+from learner.session import Session
+
+BOOTSTRAP_S = 600.0
+"""Longest wait for the first full values: a big model over a thin link takes minutes."""
+
+LAST_PULL_S = 60.0
+"""Longest wait for the last versions once the run is finished."""
+
+POLL_S = 0.2
+"""How often a stop request is looked for while waiting for the server."""
+
+_log = structlog.get_logger(__name__)
+
+
+def layout_of(program: Program, params: object, spec: RunSpec) -> Layout:
+    """The layout of `program` under a run's settings. Raises LayoutError."""
+    specs = tensor_specs(params, averaged=program.averaged)
+    return build_layout(specs, spec.fragments, spec.codec.block, program.identity)
+
+
+class Member:
+    """A process that joined a run: session, island and inbox.
+
+    Args:
+        name: unique within the run.
+        role: learner or evaluator.
+        program: what is trained; must be the one that the run was made with.
+        link: the outer server.
+        description: what `link.describe()` said.
+        on_ask: called for every ask, from the link's thread; must not block.
+        on_attached: called whenever a control stream has been opened.
+
+    Raises LayoutError when the program is not the one that the run was made with.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        program: Program,
+        link: Link,
+        description: RunDescription,
+        on_ask: Callable[[Ask], None],
+        on_attached: Callable[[], None],
+    ) -> None:
+        self.spec = RunSpec.model_validate_json(description.run_spec_json)
+        params = program.init_params(self.spec.seed)
+        self.layout = layout_of(program, params, self.spec)
+        if self.layout.digest != description.layout_digest:
+            raise LayoutError(
+                f"the model built here ({program.identity!r}) differs from the run's "
+                f"({Layout.from_json(description.layout_json).identity!r}): use the program and "
+                "release that the run was made with"
+            )
+        self.island = Island(name, self.layout, self.spec.codec, params, cursor=0)
+        self.session = Session(link, self._hello, self._welcomed, on_attached, self._noted)
+        self.inbox = Inbox(self.island, link, self.session)
+        self._name = name
+        self._role = role
+        self._run_id = description.run_id
+        self._generation = description.generation
+        self._incarnation = uuid.uuid4().hex
+        self._on_ask = on_ask
+
+    def join(self, stop: threading.Event) -> Welcome | None:
+        """Join and fetch the first weights; None when `stop` was set before they came.
+
+        Raises RefusedError, or UnreachableError when they do not come in time.
+        """
+        welcome = self.session.start()
+        self.inbox.start()
+        if self.wait_newest(stop, BOOTSTRAP_S):
+            return welcome
+        if stop.is_set():
+            return None
+        raise self.session.failure or UnreachableError("the first weights did not arrive in time")
+
+    def wait_newest(self, stop: threading.Event, timeout_s: float) -> bool:
+        """Wait until every version heard of is prepared; False on stop, failure or time-out."""
+        waited_s = 0.0
+        while not stop.is_set() and waited_s < timeout_s and self.session.failure is None:
+            if self.inbox.wait_idle(POLL_S):
+                return True
+            waited_s += POLL_S
+        return False
+
+    def wait_finished(self, stop: threading.Event) -> bool:
+        """Wait until the run is finished and its last versions are prepared.
+
+        False on stop; raises the session's failure where there is one.
+        """
+        while self.session.progress.phase is not Phase.FINISHED:
+            if self.session.failure is not None:
+                raise self.session.failure
+            if stop.is_set():
+                return False
+            self.session.wait_change(POLL_S)
+        return self.wait_newest(stop, LAST_PULL_S)
+
+    def close(self, reason: str) -> None:
+        """Leave the run."""
+        self.inbox.stop()
+        self.session.stop(reason)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=self._run_id,
+            layout_digest=self.layout.digest,
+            name=self._name,
+            role=self._role,
+            incarnation=self._incarnation,
+            bases=self.island.held_bases(),
+            cursor=self.island.completed.cursor,
+            generation_seen=self._generation,
+        )
+
+    def _welcomed(self, welcome: Welcome) -> tuple[int, int]:
+        now = self.island.completed
+        self._generation = max(self._generation, welcome.generation)
+        if now.step == 0:
+            self.island.completed = replace(now, cursor=welcome.cursor)
+        self.island.consumed(welcome.consumed, welcome.epoch)
+        for fragment, version in enumerate(welcome.versions):
+            self.inbox.want(Published(fragment, Version(welcome.epoch, version)))
+        _log.info(
+            "joined",
+            token=welcome.lease.token,
+            shard=welcome.shard_index,
+            global_step=welcome.global_step,
+            cursor=welcome.cursor,
+        )
+        return now.step, now.tokens
+
+    def _noted(self, note: ServerNote) -> None:
+        match note:
+            case Ask():
+                self._on_ask(note)
+            case Published():
+                self.inbox.want(note)
+            case Goodbye(code=RefusalCode.BAD_PAYLOAD):
+                self.island.forget_all()
+            case _:
+                pass

@@ -1,0 +1,143 @@
+"""One learner from joining to the end of the run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fragments.digest import combine
+from fragments.records import Ask, Phase, Role, RunDescription, Welcome
+from learner.member import POLL_S, Member
+from learner.outbox import Outbox
+from learner.ports import Link
+from learner.program import Program, Shard
+from learner.tokens import TokenClock
+from learner.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a learner ended. `finished`: the run's budget is trained; else it was stopped."""
+
+    finished: bool
+    steps: int
+    tokens: int
+    weights_digest: str
+    wait_share: float
+
+
+class Learner:
+    """Wires member, outbox and trainer of one process.
+
+    Args:
+        name: unique within the run.
+        program: what is trained; must be the one that the run was made with.
+        link: the outer server.
+        description: what `link.describe()` said.
+        pace_s: shortest time from one step's start to the next's; 0 for none.
+        on_state: told "joining", "training", "finished" or "stopped".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        link: Link,
+        description: RunDescription,
+        pace_s: float = 0.0,
+        on_state: Callable[[str], None] = lambda state: None,
+    ) -> None:
+        self._program = program
+        self._pace_s = pace_s
+        self._on_state = on_state
+        self._member = Member(
+            name,
+            Role.LEARNER,
+            program,
+            link,
+            description,
+            on_ask=self._asked,
+            on_attached=self._attached,
+        )
+        self._island, self._session = self._member.island, self._member.session
+        self._outbox = Outbox(self._island, link, self._session)
+        self._tokens = TokenClock()
+        self._heard = self._session.progress
+
+    def run(self, stop: threading.Event) -> Outcome:
+        """Train until the run is finished or `stop` is set.
+
+        Raises RefusedError when the server will not have this learner (wrong
+        run, model or release; fenced off by a newer process of the same name),
+        UnreachableError when it cannot be reached at the start.
+        """
+        self._on_state("joining")
+        self._island.warm_up()
+        try:
+            welcome = self._member.join(stop)
+            if welcome is None:
+                return self._outcome(0.0, finished=False)
+            return self._train(welcome, stop)
+        finally:
+            self._outbox.stop()
+            self._member.close("stopped" if stop.is_set() else "ended")
+
+    def _train(self, welcome: Welcome, stop: threading.Event) -> Outcome:
+        self._outbox.start()
+        trainer = Trainer(
+            self._program,
+            self._island,
+            Shard(welcome.shard_index, welcome.shard_count),
+            self._share_trained,
+            self._session.report,
+            self._session.adopted,
+            self._pace_s,
+        )
+        trainer.warm_up()
+        self._on_state("training")
+        over = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(stop, over), name="watch", daemon=True)
+        watcher.start()
+        trainer.run(over)
+        finished = self._member.wait_finished(stop)
+        if finished:
+            trainer.adopt_now()
+        self._on_state("finished" if finished else "stopped")
+        return self._outcome(trainer.pace.wait_share, finished=finished)
+
+    def _watch(self, stop: threading.Event, over: threading.Event) -> None:
+        """Set `over` once stepping is to end, for whichever reason."""
+        session = self._session
+        while not (
+            stop.is_set()
+            or session.failure is not None
+            or session.progress.phase in (Phase.CLOSING, Phase.FINISHED)
+        ):
+            session.wait_change(POLL_S)
+        over.set()
+
+    def _asked(self, ask: Ask) -> None:
+        self._outbox.ask(ask)
+
+    def _attached(self) -> None:
+        """Say again what a broken stream may have swallowed."""
+        for adopted in self._island.adopted():
+            self._session.adopted(adopted)
+        self._outbox.retry()
+
+    def _share_trained(self, own_tokens: int) -> float:
+        progress = self._session.progress
+        if progress is not self._heard:
+            self._heard = progress
+            self._tokens.observe(progress.tokens_trained, own_tokens)
+        return self._tokens.estimate(own_tokens) / self._member.spec.budget_tokens
+
+    def _outcome(self, wait_share: float, *, finished: bool) -> Outcome:
+        now = self._island.completed
+        held = [
+            (base.version.epoch, fragment, base.version.number, base.digest)
+            for fragment, base in enumerate(now.bases)
+            if base is not None
+        ]
+        return Outcome(finished, now.step, now.tokens, combine(held), wait_share)

@@ -1,0 +1,149 @@
+"""The inner loop: the training thread never waits for the network.
+
+Step N+1 is dispatched before step N is waited for, so the device is never idle
+for the host's sake. Between dispatches prepared fragments are adopted. After
+each completed step the learner publishes an immutable `Completed`, from which
+asks are answered, and reports a few numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from fragments.records import Adopted, Report
+from learner.island import Base, Completed, Island
+from learner.program import Program, Shard
+
+SMOOTHING = 0.1
+"""Weight of the newest step in the smoothed step time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A dispatched step: its counters, its (future) values, and its loss."""
+
+    completed: Completed
+    loss: Any
+
+
+@dataclass(slots=True)
+class Pace:
+    """Where the training thread's time went, in seconds since it began."""
+
+    total_s: float = 0.0
+    sync_s: float = 0.0
+    step_s: float = 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that synchronisation took from the training thread."""
+        return self.sync_s / self.total_s if self.total_s > 0 else 0.0
+
+
+class Trainer:
+    """Steps a program and keeps its island in step.
+
+    Args:
+        program: what is trained.
+        island: holds fragments and bases; every fragment is prepared already.
+        shard: this learner's part of the data.
+        progress: own tokens -> share of the budget trained by all, in [0, 1].
+        on_report: called after every completed step; must not block.
+        on_adopted: called for every adopted version; must not block.
+        pace_s: shortest time from one step's start to the next's; 0 for none.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        island: Island,
+        shard: Shard,
+        progress: Callable[[int], float],
+        on_report: Callable[[Report], None],
+        on_adopted: Callable[[Adopted], None],
+        pace_s: float = 0.0,
+    ) -> None:
+        self._program = program
+        self._island = island
+        self._shard = shard
+        self._progress = progress
+        self._on_report = on_report
+        self._on_adopted = on_adopted
+        self._pace_s = pace_s
+        self.pace = Pace()
+
+    def warm_up(self) -> None:
+        """Compile the inner step, so that the first counted step costs what the others do."""
+        now = self._island.completed
+        inner = self._program.init_inner(now.params)
+        batch = self._program.batch(self._shard, now.cursor)
+        self._program.step(now.params, inner, batch, jnp.float32(0)).loss.block_until_ready()
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until `stop` is set; the step under way is completed and counted."""
+        self.adopt_now()
+        inner = self._program.init_inner(self._island.completed.params)
+        at = self._island.completed
+        in_flight: _InFlight | None = None
+        began_s = last_s = time.monotonic()
+        while not stop.is_set():
+            step_began_s = time.monotonic()
+            at = self._adopt(at)
+            result = self._dispatch(at, inner)
+            inner = result.inner
+            at = self._after(at, result.params)
+            previous, in_flight = in_flight, _InFlight(at, result.loss)
+            if self._pace_s > 0:
+                # A paced step has time to finish before the next begins.
+                last_s = self._complete(in_flight, last_s)
+                in_flight = None
+                stop.wait(self._pace_s - (time.monotonic() - step_began_s))
+            elif previous is not None:
+                last_s = self._complete(previous, last_s)
+            self.pace.total_s = time.monotonic() - began_s
+        if in_flight is not None:
+            self._complete(in_flight, last_s)
+
+    def adopt_now(self) -> None:
+        """Adopt what is prepared while no step is under way."""
+        self._island.completed = self._adopt(self._island.completed)
+
+    def _adopt(self, at: Completed) -> Completed:
+        began_s = time.monotonic()
+        adoption = self._island.adopt(at)
+        for adopted in adoption.adopted:
+            self._on_adopted(adopted)
+        self.pace.sync_s += time.monotonic() - began_s
+        return adoption.completed
+
+    def _dispatch(self, at: Completed, inner: Any) -> Any:
+        batch = self._program.batch(self._shard, at.cursor)
+        progress = jnp.float32(min(1.0, max(0.0, self._progress(at.tokens))))
+        return self._program.step(at.params, inner, batch, progress)
+
+    def _after(self, at: Completed, params: Any) -> Completed:
+        bases: tuple[Base | None, ...] = at.bases
+        tokens = at.tokens + self._program.tokens_per_step
+        return Completed(at.step + 1, tokens, at.cursor + 1, params, bases)
+
+    def _complete(self, step: _InFlight, last_s: float) -> float:
+        """Wait for the device to finish `step`, publish it and report it."""
+        loss = float(step.loss)
+        now_s = time.monotonic()
+        pace = self.pace
+        newest_s = now_s - last_s
+        pace.step_s = (
+            newest_s if pace.step_s == 0 else pace.step_s + SMOOTHING * (newest_s - pace.step_s)
+        )
+        done = step.completed
+        self._island.completed = done
+        report = Report(done.step, done.tokens, done.cursor, pace.wait_share, pace.step_s, loss)
+        self._on_report(report)
+        pace.sync_s += time.monotonic() - now_s
+        return now_s
