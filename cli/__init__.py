@@ -1,0 +1,1 @@
+"""The one command, `diloco`: one file a verb under `cli.verbs`, imports kept lazy."""

@@ -1,0 +1,35 @@
+"""What the settings of every process of a run have in common."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cli.keys import VerbSettings
+from services.settings import ClientSettings
+
+
+class ProcessSettings(VerbSettings):
+    """A process that runs until it is done or told to stop."""
+
+    exit_with_parent: bool = Field(
+        default=False,
+        description="stop when stdin ends: for whoever starts this process and may die",
+    )
+
+
+class MemberSettings(ProcessSettings):
+    """A process that joins a run."""
+
+    address: str = Field(default="127.0.0.1:7700", description="HOST:PORT of the outer server")
+    data: str | None = Field(
+        default=None,
+        description="text or JSONL files of this process's own, a path or a glob; without it, the"
+        " source of Python's standard library",
+    )
+    admin_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="loopback port of this process's own health service; 0 for any free one",
+    )
+    link: ClientSettings = ClientSettings()

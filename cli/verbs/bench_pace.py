@@ -1,0 +1,87 @@
+"""`diloco bench pace`: does a slow learner slow the fast ones?"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from pydantic import Field
+
+from cli.keys import VerbSettings
+from cli.stop import stop_on_signal
+from cli.verb import Verb
+from fragments.errors import DilocoError
+
+
+class BenchPaceSettings(VerbSettings):
+    """How often, how long and how fast."""
+
+    pairs: int = Field(
+        default=7, ge=1, le=50, description="windows with and without the slow learner"
+    )
+    window_s: float = Field(default=10.0, ge=2, le=120, description="seconds of each window")
+    pace_s: float = Field(
+        default=0.22, gt=0, description="least seconds a step of a fast learner takes"
+    )
+    slow_factor: float = Field(
+        default=3.0, gt=1, description="the slow one takes so many times longer"
+    )
+    json_: bool = Field(default=False, alias="json", description="print the result as JSON")
+    out: Path | None = Field(
+        default=None, description="keep run directory and logs there (default: nothing is kept)"
+    )
+
+
+def run(settings: BenchPaceSettings) -> None:
+    """Measures and prints the rates and their ratio.
+
+    Raises:
+        DilocoError: when the median ratio is not within 2% of 1, after printing it.
+    """
+    from harness.outdir import prepare
+
+    with stop_on_signal() as stop, tempfile.TemporaryDirectory(prefix="diloco-pace-") as scratch:
+        from harness.cluster import StoppedError
+        from harness.pace import BOUND, PaceBench, PacePlan
+
+        if settings.out is not None:
+            prepare(settings.out)
+        plan = PacePlan(
+            out=settings.out or Path(scratch),
+            pairs=settings.pairs,
+            window_s=settings.window_s,
+            pace_s=settings.pace_s,
+            slow_factor=settings.slow_factor,
+        )
+        try:
+            result = PaceBench(plan, stop, lambda line: print(line, file=sys.stderr)).run()
+        except StoppedError:
+            print("stopped before the end", file=sys.stderr)
+            return
+    if settings.json_:
+        print(result.model_dump_json(indent=2))
+    else:
+        print(
+            f"fast learners' step rate with a slow one beside them, over that without:\n"
+            f"  median {result.ratio_median:.4f}, from {result.ratio_min:.4f} to"
+            f" {result.ratio_max:.4f}, over {result.pairs} pairs of {result.window_s:g} s;\n"
+            f"  the slow one had {result.slow_contributions_merged} contributions merged;"
+            f" nobody waited for more than {result.wait_share_max:.2%} of its time"
+        )
+    if not result.equal:
+        raise DilocoError(f"the rates differ by more than {BOUND:.0%}: {result.ratio_median:.4f}")
+
+
+VERB = Verb(
+    name="bench pace",
+    summary="measure that a slow learner slows nobody",
+    details=(
+        "Measure that a slow learner slows nobody: one server and two fast learners run on, while\n"
+        "a slow one joins for every second window. Prints the ratio of the fast ones' step rates\n"
+        "with and without it; exit code 1 if the median over the pairs is not within 2% of 1."
+    ),
+    examples="examples:\n  diloco bench pace\n  diloco bench pace --pairs 3 --window-s 5 --json",
+    settings=BenchPaceSettings,
+    run=run,
+)

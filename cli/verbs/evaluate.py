@@ -1,0 +1,75 @@
+"""`diloco evaluate`: held-out losses of a run's global weights."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cli.process import MemberSettings
+from cli.stop import stop_on_signal
+from cli.verb import Verb
+
+
+class EvaluateSettings(MemberSettings):
+    """Which run to follow, and how often to evaluate it."""
+
+    name: str = Field(
+        default="evaluator",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="the evaluator's name, unique within the run",
+    )
+    every_s: float = Field(
+        default=2.0, gt=0, description="least seconds from one evaluation to the next"
+    )
+    every_tokens: int = Field(
+        default=0, ge=0, description="least trained tokens from one evaluation to the next"
+    )
+
+
+def run(settings: EvaluateSettings) -> None:
+    """Evaluates until the run is finished or SIGINT or SIGTERM.
+
+    Raises:
+        UnreachableError: when the server cannot be reached at the start.
+        RefusedError: when it will not have this evaluator.
+        SettingsError, DataError: when the run's program cannot be built here.
+    """
+    import structlog
+
+    structlog.contextvars.bind_contextvars(evaluator=settings.name)
+    with stop_on_signal(exit_with_parent=settings.exit_with_parent) as stop:
+        from cli.member import joined
+
+        with joined(settings) as member:
+            from learner.evaluator import Evaluator
+
+            evaluator = Evaluator(
+                settings.name,
+                member.program,
+                member.link,
+                member.description,
+                settings.every_s,
+                settings.every_tokens,
+                member.show_state,
+            )
+            finished = evaluator.run(stop)
+    ended = "the run is finished" if finished else "stopped before the end of the run"
+    print(f"{settings.name}: {ended}")
+
+
+VERB = Verb(
+    name="evaluate",
+    summary="report the held-out loss of a run's global weights",
+    details=(
+        "Report the held-out loss of a run's global weights: join the server, pull new versions,\n"
+        "evaluate them on the held-out part of the data, and report the loss to the server, where\n"
+        "`diloco status` shows it. Ends by itself when the run is finished. Trains nothing."
+    ),
+    examples=(
+        "examples:\n"
+        "  diloco evaluate --address 127.0.0.1:7700\n"
+        "  diloco evaluate --every-tokens 100000\n\n"
+        "exit codes: 2 settings or data, 3 nobody answers at the address, 4 refused"
+    ),
+    settings=EvaluateSettings,
+    run=run,
+)

@@ -1,0 +1,81 @@
+"""`diloco init`: the settings, the layout and version 0 of a run, into a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from cli.keys import Positional, VerbSettings
+from cli.verb import Verb
+from fragments.runspec import RunSpec
+
+HIDDEN = frozenset({"spec_version", "program.identity", "program.data_digest"})
+"""Run settings that init fills in itself."""
+
+
+class InitSettings(VerbSettings, RunSpec):
+    """Where to write, from what data, and all settings of the run."""
+
+    hidden_keys: ClassVar[frozenset[str]] = HIDDEN
+
+    run_dir: Annotated[Path, Positional] = Field(description="directory to make for the run")
+    if_missing: bool = Field(
+        default=False, description="succeed quietly where a run is already there"
+    )
+    data: str | None = Field(
+        default=None,
+        description="text or JSONL files to train on, a path or a glob; without it, the source of"
+        " Python's standard library",
+    )
+
+
+def run_spec(settings: RunSpec) -> RunSpec:
+    """The run's part of a verb's settings."""
+    given = settings.model_dump(exclude_unset=True)
+    return RunSpec.model_validate({k: v for k, v in given.items() if k in RunSpec.model_fields})
+
+
+def run(settings: InitSettings) -> None:
+    """Writes the run directory and says what is in it.
+
+    Raises:
+        RunDirectoryError: when a run is already there, unless `if_missing`.
+    """
+    if settings.if_missing and (settings.run_dir / "run.json").exists():
+        from outer_server.store.rundir import read_run
+
+        found, _ = read_run(settings.run_dir)
+        print(f"{settings.run_dir}: run {found.run_id} is there already; nothing to do")
+        return
+    from harness.birth import give_birth
+
+    birth = give_birth(settings.run_dir, run_spec(settings), settings.data)
+    layout = birth.layout
+    print(
+        f"{birth.path}: run {birth.spec.run_id}, {layout.num_values:,} parameters in"
+        f" {len(layout.tensors)} tensors, {len(layout.fragments)} fragments;"
+        f" {birth.spec.budget_tokens:,} tokens to train\n"
+        f"next: diloco serve {birth.path}"
+    )
+
+
+VERB = Verb(
+    name="init",
+    summary="make a run directory: settings, layout and version 0",
+    details=(
+        "Make a run directory: the settings of the run, the layout of its fragments and version 0\n"
+        "of its parameters. The settings belong to the run from then on: the server tells them\n"
+        "to every process that joins. Nothing is overwritten."
+    ),
+    examples=(
+        "examples:\n"
+        "  diloco init runs/mine --budget-tokens 2000000 --sync-interval 0:4,0.25:24\n"
+        "  diloco init runs/mine --data 'texts/*.txt' --program.settings width=192\n"
+        "then:\n"
+        "  diloco serve runs/mine"
+    ),
+    settings=InitSettings,
+    run=run,
+)

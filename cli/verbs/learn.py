@@ -1,0 +1,75 @@
+"""`diloco learn`: one learner of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cli.process import MemberSettings
+from cli.stop import stop_on_signal
+from cli.verb import Verb
+
+
+class LearnSettings(MemberSettings):
+    """Which run to join, as whom, and at what pace."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="the learner's name, unique within the run"
+    )
+    pace_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="least seconds from one step to the next; 0 for as fast as it can",
+    )
+
+
+def run(settings: LearnSettings) -> None:
+    """Trains until the run is finished or SIGINT or SIGTERM; the lease is given back.
+
+    Raises:
+        UnreachableError: when the server cannot be reached at the start.
+        RefusedError: when it will not have this learner.
+        SettingsError, DataError: when the run's program cannot be built here.
+    """
+    import structlog
+
+    structlog.contextvars.bind_contextvars(learner=settings.name)
+    with stop_on_signal(exit_with_parent=settings.exit_with_parent) as stop:
+        from cli.member import joined
+
+        with joined(settings) as member:
+            from learner.run import Learner
+
+            learner = Learner(
+                settings.name,
+                member.program,
+                member.link,
+                member.description,
+                settings.pace_s,
+                member.show_state,
+            )
+            outcome = learner.run(stop)
+    ended = "the run is finished" if outcome.finished else "stopped before the end of the run"
+    print(
+        f"{settings.name}: {ended}; {outcome.steps} steps, {outcome.tokens:,} tokens,"
+        f" waited {outcome.wait_share:.2%} of its time, weights {outcome.weights_digest[:16]}"
+    )
+
+
+VERB = Verb(
+    name="learn",
+    summary="train one island of a run",
+    details=(
+        "Train one island of a run: join the server, train on a shard of the data, answer when\n"
+        "the server asks for what was learned, and adopt new versions between two steps. Ends by\n"
+        "itself when the run is finished. All settings of the run come from the server.\n\n"
+        "A server that goes away later stops nobody: the learner trains on and comes back to it."
+    ),
+    examples=(
+        "examples:\n"
+        "  diloco learn --address 127.0.0.1:7700 --name eu-west\n"
+        "  diloco learn --address 127.0.0.1:7700 --name eu-west --data 'texts/*.txt'\n\n"
+        "exit codes: 2 settings or data, 3 nobody answers at the address, 4 refused"
+    ),
+    settings=LearnSettings,
+    run=run,
+)

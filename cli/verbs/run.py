@@ -1,0 +1,137 @@
+"""`diloco run`: a whole run of several islands on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from cli.keys import VerbSettings
+from cli.sources import deep_update
+from cli.stop import stop_on_signal
+from cli.verb import Verb
+from cli.verbs.init import HIDDEN
+from fragments.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from harness.plan import LocalPlan
+    from harness.presets import Preset
+
+
+class RunSettings(VerbSettings, RunSpec):
+    """How many islands, how fast, what happens to them; and all settings of the run."""
+
+    hidden_keys: ClassVar[frozenset[str]] = HIDDEN
+
+    out: Path = Field(description="directory for the run, its logs, summary and plot")
+    preset: str | None = Field(
+        default=None, description="start from the settings of a preset, such as demo"
+    )
+    data: str | None = Field(
+        default=None,
+        description="text or JSONL files to train on, a path or a glob; without it, the source of"
+        " Python's standard library",
+    )
+    learners: Annotated[int, Field(ge=1, le=16)] = Field(
+        default=3, description="number of learners"
+    )
+    pace_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="least seconds a step of a learner takes, so that not the cores of this machine"
+        " are measured; 0 for as fast as it can (default: the preset's, otherwise 0)",
+    )
+    slow_factor: float = Field(
+        default=3.0, ge=1, description="the last learner is so many times slower; 1 for none"
+    )
+    kill: tuple[str, ...] = Field(
+        default=(), description="NAME@STEP: kill that learner (-9) at its step, then start it again"
+    )
+    evaluate_every_s: float = Field(
+        default=2.0, gt=0, description="seconds between two evaluations"
+    )
+    wall_limit_s: float = Field(
+        default=900.0, gt=0, description="end a run that is not finished by then"
+    )
+    max_restarts: int = Field(default=3, ge=0, description="restarts of a learner that has died")
+    baselines: bool = Field(
+        default=True,
+        description="compute a bigram model and one learner alone afterwards, to compare with",
+    )
+
+
+def run(settings: RunSettings) -> None:
+    """Runs it, prints the summary, and writes OUT/summary.json and OUT/loss.png.
+
+    Raises:
+        RunDirectoryError: when OUT holds something that is no earlier local run.
+        DilocoError: when the run could not be finished, or ended with unequal weights.
+    """
+    from harness.cluster import StoppedError
+    from harness.outdir import prepare
+    from harness.show import run_and_report
+
+    plan = make_plan(settings)
+    previous = prepare(plan.out)
+    if previous is not None:
+        print(f"the run that was in {plan.out} is now in {previous}")
+    with stop_on_signal() as stop:
+        try:
+            run_and_report(plan, stop)
+        except StoppedError:
+            print(f"stopped before the end; what there is of the run is in {plan.out}")
+
+
+def make_plan(settings: RunSettings) -> LocalPlan:
+    """The plan: the preset's settings, overridden by those that were given.
+
+    Raises:
+        SettingsError: for an unknown preset, a kill of nobody, or a slow learner without a pace.
+    """
+    from harness.drill import parse_kills
+    from harness.plan import LocalPlan, make_islands, names_of
+    from harness.presets import preset
+
+    base: Preset | None = preset(settings.preset) if settings.preset else None
+    given = settings.model_dump(exclude_unset=True)
+    given = {name: value for name, value in given.items() if name in RunSpec.model_fields}
+    weak = base.spec.model_dump(exclude_unset=True) if base else {}
+    pace_s = settings.pace_s
+    if pace_s is None:
+        pace_s = base.pace_s if base else 0.0
+    slow_factor = settings.slow_factor
+    if pace_s == 0 and "slow_factor" not in settings.model_fields_set:
+        slow_factor = 1.0
+    islands = make_islands(settings.learners, pace_s, slow_factor)
+    return LocalPlan(
+        out=settings.out,
+        spec=RunSpec.model_validate(deep_update(weak, given)),
+        islands=islands,
+        data=settings.data,
+        kills=parse_kills(settings.kill, names_of(islands)),
+        evaluate_every_s=settings.evaluate_every_s,
+        wall_limit_s=settings.wall_limit_s,
+        max_restarts=settings.max_restarts,
+        baselines=settings.baselines,
+    )
+
+
+VERB = Verb(
+    name="run",
+    summary="run several islands on this machine, start to finish",
+    details=(
+        "Run several islands on this machine, each a process of its own: one outer server, its\n"
+        "learners and an evaluator that talk over loopback. Shows the run live, ends by itself at\n"
+        "the token budget, and leaves OUT/summary.json, OUT/loss.png, OUT/logs/ and the run\n"
+        "directory OUT/run. An earlier run in OUT is kept as OUT.previous."
+    ),
+    examples=(
+        "examples:\n"
+        "  diloco run --out runs/demo --preset demo\n"
+        "  diloco run --out runs/demo --preset demo --kill us-east@150\n"
+        "  diloco run --out runs/mine --data 'texts/*.txt' --budget-tokens 500000 --learners 2"
+    ),
+    settings=RunSettings,
+    run=run,
+)

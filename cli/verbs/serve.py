@@ -1,0 +1,100 @@
+"""`diloco serve`: the outer server of one run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from cli.keys import Positional
+from cli.process import ProcessSettings
+from cli.stop import stop_on_signal
+from cli.verb import Verb
+from services.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from services.outer.server import OuterServices
+
+ADDRESS_FILE = "address.json"
+"""In the run directory while the server runs: where it listens."""
+
+
+class ServeSettings(ProcessSettings, ServerSettings):
+    """Which run to serve, where, and within what bounds."""
+
+    run_dir: Annotated[Path, Positional] = Field(description="directory that `diloco init` made")
+
+
+def run(settings: ServeSettings) -> None:
+    """Serves until SIGINT or SIGTERM; then saves a last snapshot.
+
+    Raises:
+        SettingsError: for an address that may not or cannot be had.
+        RunDirectoryError: when the directory is missing, damaged, or another server has it.
+    """
+    from harness.environment import use_server_arithmetic
+    from services.security import check_bind
+
+    check_bind(settings.address, settings.insecure)
+    use_server_arithmetic(os.environ)
+    with stop_on_signal(exit_with_parent=settings.exit_with_parent) as stop:
+        from outer_server.server import OuterServer
+        from services.outer.server import OuterServices
+
+        server_settings = ServerSettings.model_validate(
+            {name: getattr(settings, name) for name in ServerSettings.model_fields}
+        )
+        with OuterServer(settings.run_dir) as outer:
+            services = OuterServices(outer, server_settings)
+            services.start()
+            try:
+                _announce(settings.run_dir, services, outer.describe().run_id)
+                stop.wait()
+            finally:
+                (settings.run_dir / ADDRESS_FILE).unlink(missing_ok=True)
+                services.stop()
+    print(f"stopped; the state is in {settings.run_dir}")
+
+
+def _announce(run_dir: Path, services: OuterServices, run_id: str) -> None:
+    """Says where the server listens, on stdout and in the run directory."""
+    address = services.address
+    if address.host in ("0.0.0.0", "::"):
+        # Everywhere is no place to dial; what reads the file is on this machine.
+        address = address._replace(host="127.0.0.1" if address.host == "0.0.0.0" else "::1")
+    place = {
+        "address": str(address),
+        "bulk_port": services.ports.bulk,
+        "pid": os.getpid(),
+        "run_id": run_id,
+    }
+    part = run_dir / f".{ADDRESS_FILE}.part"
+    part.write_text(json.dumps(place) + "\n", encoding="utf-8")
+    part.replace(run_dir / ADDRESS_FILE)
+    print(f"serving run {run_id} at {services.address}, bulk on port {services.ports.bulk}")
+    print(f"next: diloco learn --address {address} --name NAME", flush=True)
+
+
+VERB = Verb(
+    name="serve",
+    summary="run the outer server of a run",
+    details=(
+        "Run the outer server of a run: it owns the global parameters and the outer optimizer,\n"
+        "asks learners for what they have learned, merges it and publishes new versions. It runs\n"
+        "until Ctrl-C or SIGTERM and goes on from its state when it is started again.\n\n"
+        "Where it listens is printed and stands in RUN_DIR/address.json while it runs; with port\n"
+        "0 any free port is taken."
+    ),
+    examples=(
+        "examples:\n"
+        "  diloco serve runs/mine\n"
+        "  diloco serve runs/mine --address 127.0.0.1:0 --bulk-port 0\n"
+        "  diloco serve runs/mine --address 0.0.0.0:7700 --insecure\n\n"
+        "exit codes: 2 settings (a port in use, an address that needs --insecure), 5 run directory"
+    ),
+    settings=ServeSettings,
+    run=run,
+)

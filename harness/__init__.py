@@ -1,0 +1,1 @@
+"""Many islands for real, on one machine: processes, their supervision, views, benches."""

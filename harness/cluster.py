@@ -1,0 +1,138 @@
+"""The processes of one run on this machine: init, server, learners, evaluator."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fragments.errors import DilocoError
+from fragments.runspec import RunSpec
+from harness.environment import child_environment, command
+from harness.plan import EVALUATOR, SERVER, Island
+from harness.processes import Command, Supervisor
+from harness.toml import to_toml
+
+TICK_S = 0.1
+START_LIMIT_S = 60.0
+
+
+class StoppedError(Exception):
+    """The person who started the run has stopped it."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Starts the processes of a run in `out` and waits on them. `stop` ends every wait.
+
+    `out` gets the run directory (`run`), the settings that it was made with (`init.toml`) and the
+    processes' logs. The supervisor owns the processes; whoever made it ends them.
+    """
+
+    out: Path
+    spec: RunSpec
+    data: str | None
+    stop: threading.Event
+    processes: Supervisor
+    max_restarts: int = 0
+    address: str = ""
+    _environ: dict[str, str] = field(default_factory=child_environment)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the server's state is."""
+        return self.out / "run"
+
+    def log(self, name: str) -> Path:
+        """Where the process `name` writes."""
+        return self.out / "logs" / f"{name}.log"
+
+    def make_run(self) -> None:
+        """`diloco init`, to its end.
+
+        Raises:
+            DilocoError: when it fails, with its own last words.
+        """
+        settings = self.out / "init.toml"
+        given = self.spec.model_dump(mode="json", exclude_unset=True)
+        settings.write_text(to_toml({"init": given}), encoding="utf-8")
+        words = ("init", str(self.run_dir), "--config", str(settings))
+        self._start("init", *words, *self._data_flags())
+        self.until(lambda: self.processes.settled("init"), START_LIMIT_S, "init")
+        if self.processes.exit_code("init") != 0:
+            self.processes.require_alive("init")
+
+    def serve(self) -> str:
+        """Starts the server on free ports and returns its address once it listens.
+
+        Raises:
+            DilocoError: when it ends instead, with its own last words.
+        """
+        words = ("serve", str(self.run_dir), "--address", "127.0.0.1:0", "--bulk-port", "0")
+        self._start(SERVER, *words, "--exit-with-parent")
+        place = self.run_dir / "address.json"
+
+        def is_up() -> bool:
+            self.processes.require_alive(SERVER)
+            return place.exists()
+
+        self.until(is_up, START_LIMIT_S, "the server's start")
+        self.address = str(json.loads(place.read_text(encoding="utf-8"))["address"])
+        return self.address
+
+    def learn(self, island: Island) -> None:
+        """Starts a learner; it is started again when it dies, `max_restarts` times."""
+        self._start(
+            island.name,
+            *("learn", "--address", self.address, "--name", island.name),
+            *("--pace-s", repr(island.pace_s), "--exit-with-parent"),
+            *self._data_flags(),
+            max_restarts=self.max_restarts,
+        )
+
+    def evaluate(self, every_s: float) -> None:
+        """Starts the evaluator; it is started again when it dies, `max_restarts` times."""
+        self._start(
+            EVALUATOR,
+            *("evaluate", "--address", self.address, "--name", EVALUATOR),
+            *("--every-s", repr(every_s), "--exit-with-parent"),
+            *self._data_flags(),
+            max_restarts=self.max_restarts,
+        )
+
+    def until(
+        self,
+        is_over: Callable[[], bool],
+        limit_s: float,
+        what: str,
+        at_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Watches the processes until `is_over()`, asked ten times a second.
+
+        Raises:
+            StoppedError: when `stop` is set meanwhile.
+            DilocoError: after `limit_s`; `what` names what took too long.
+        """
+        deadline_s = self.processes.now_s + limit_s
+        while True:
+            self.processes.poll()
+            over = is_over()
+            at_tick()
+            if over:
+                return
+            if self.processes.now_s > deadline_s:
+                raise DilocoError(
+                    f"{what} took longer than {limit_s:g} s and was ended;"
+                    f" the logs are in {self.out / 'logs'}"
+                )
+            if self.stop.wait(TICK_S):
+                raise StoppedError
+
+    def _start(self, name: str, *words: str, max_restarts: int = 0) -> None:
+        argv = command(*words, "--log-format", "json")
+        self.processes.start(Command(name, argv, self.log(name), self._environ, max_restarts))
+
+    def _data_flags(self) -> tuple[str, ...]:
+        return ("--data", self.data) if self.data is not None else ()

@@ -1,0 +1,77 @@
+"""The environment of a process: what jax must find there, and what a child gets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import MutableMapping
+
+# CPU thread pools of several jax processes on few cores fight each other, so that each process
+# makes fewer steps than it would with one thread.
+_FEW_THREADS = {
+    "--xla_cpu_multi_thread_eigen": "false",
+    "intra_op_parallelism_threads": "1",
+}
+_NO_FUSED_MULTIPLY_ADD = {"--xla_cpu_max_isa": "AVX"}
+_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def use_few_threads(environ: MutableMapping[str, str]) -> None:
+    """One computing thread; what the environment already says is kept.
+
+    Raises:
+        RuntimeError: when this is the process's own environment and jax has read it already.
+    """
+    _apply(_FEW_THREADS, environ)
+
+
+def use_server_arithmetic(environ: MutableMapping[str, str]) -> None:
+    """One computing thread, and an outer step of separate multiplications and additions.
+
+    With fused multiply-add, which XLA uses on x86 from AVX2 on, a Nesterov step differs from the
+    same formula in numpy in the last bit of about a fifth of its elements; with AVX it is equal.
+    The step is bound by memory, so it costs nothing. Only x86-64 has such a switch.
+
+    Raises:
+        RuntimeError: when this is the process's own environment and jax has read it already.
+    """
+    _apply(_FEW_THREADS, environ)
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        _apply(_NO_FUSED_MULTIPLY_ADD, environ)
+
+
+def _apply(flags: dict[str, str], environ: MutableMapping[str, str]) -> None:
+    if environ is os.environ and "jax" in sys.modules:
+        raise RuntimeError("jax is already imported: it has read XLA_FLAGS")
+    given = environ.get("XLA_FLAGS", "").split()
+    names = {word.partition("=")[0] for word in given}
+    added = [f"{name}={value}" for name, value in flags.items() if name not in names]
+    environ["XLA_FLAGS"] = " ".join([*given, *added])
+    for pool in _POOLS:
+        environ.setdefault(pool, "1")
+
+
+def child_environment(*, every_core: bool = False) -> dict[str, str]:
+    """A copy of this process's environment for a child that runs the same command.
+
+    Settings of ours (DILOCO_...) stay out: a child gets its settings as flags, and one that was
+    meant for the parent could be an error for the child. The import path is handed on, so that a
+    child finds the same code whether it is installed or not. It computes with one thread, unless
+    it has the machine to itself (`every_core`).
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DILOCO_")}
+    environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    environ["PYTHONUNBUFFERED"] = "1"
+    if not every_core:
+        use_few_threads(environ)
+    return environ
+
+
+def command(*words: str) -> tuple[str, ...]:
+    """The argument vector of `diloco <words>` under this interpreter.
+
+    `-P` keeps the working directory off the import path, where a user's own `learner.py` would
+    win over ours.
+    """
+    return (sys.executable, "-P", "-m", "cli", *words)

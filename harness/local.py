@@ -1,0 +1,144 @@
+"""Many islands on this machine: one server, its learners and an evaluator, watched to the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fragments.records import Phase, RunStatus
+from harness.cluster import Cluster
+from harness.drill import Drill
+from harness.plan import EVALUATOR, SERVER, LocalPlan, names_of
+from harness.processes import EventKind, Supervisor
+from harness.recorder import Recorder
+from harness.summary import Circumstances, Summary, summarize
+from harness.watcher import StatusWatcher
+
+_LOOK_S = 0.2
+"""Seconds between two looks at the status: about one step of a fast learner."""
+
+_SETTLE_LIMIT_S = 30.0
+"""From FINISHED until everybody has ended and the server knows all their digests."""
+
+Show = Callable[[RunStatus | None, Recorder, Supervisor], None]
+"""Draws the state of the run; called at every tick, and when there is no status yet."""
+
+
+@dataclass(slots=True)
+class LocalRun:
+    """One run from birth to summary. Leaves no process behind, however it ends.
+
+    `stop` ends it early. Call `run` once.
+    """
+
+    plan: LocalPlan
+    stop: threading.Event
+    show: Show
+    recorder: Recorder = field(default_factory=Recorder)
+    _status: RunStatus | None = None
+
+    def run(self) -> Summary:
+        """Runs all of it.
+
+        Raises:
+            StoppedError: when `stop` was set.
+            DilocoError: when a process that the run cannot do without has ended, or a time limit
+                has passed; the message ends with that process's own last words.
+        """
+        plan = self.plan
+        with Supervisor() as processes:
+            cluster = Cluster(
+                plan.out, plan.spec, plan.data, self.stop, processes, plan.max_restarts
+            )
+            cluster.make_run()
+            address = cluster.serve()
+            for island in plan.islands:
+                cluster.learn(island)
+            cluster.evaluate(plan.evaluate_every_s)
+            with StatusWatcher(address, _LOOK_S) as watcher:
+                self._follow(cluster, watcher)
+                self._settle(cluster, watcher)
+            processes.stop([SERVER])
+            self._require_clean(processes)
+            return self._summary(processes)
+
+    def _follow(self, cluster: Cluster, watcher: StatusWatcher) -> None:
+        """Until the run is finished: kills what the drill says, and gives up on a lost cause."""
+        drill = Drill(self.plan.kills)
+        processes = cluster.processes
+
+        def is_over() -> bool:
+            self._look(processes, watcher, drill)
+            if not self._finished():
+                processes.require_alive(SERVER)
+                self._require_a_learner(processes)
+            return self._finished()
+
+        def at_tick() -> None:
+            self.show(self._status, self.recorder, processes)
+
+        cluster.until(is_over, self.plan.wall_limit_s, "the run", at_tick)
+
+    def _settle(self, cluster: Cluster, watcher: StatusWatcher) -> None:
+        """Until all but the server have ended, and one more look after that."""
+        names = [*names_of(self.plan.islands), EVALUATOR]
+        processes = cluster.processes
+        all_ended = False
+
+        def is_over() -> bool:
+            nonlocal all_ended
+            fresh = self._look(processes, watcher, Drill(()))
+            if all_ended:
+                return fresh is not None or processes.settled(SERVER)
+            all_ended = all(processes.settled(name) for name in names)
+            return False
+
+        def at_tick() -> None:
+            self.show(self._status, self.recorder, processes)
+
+        cluster.until(is_over, _SETTLE_LIMIT_S, "the learners' end", at_tick)
+
+    def _look(
+        self, processes: Supervisor, watcher: StatusWatcher, drill: Drill
+    ) -> RunStatus | None:
+        """Takes the newest status, if there is a new one, and does what it calls for."""
+        fresh = watcher.take()
+        if fresh is not None:
+            self._status = fresh
+            for learner in self.recorder.record(fresh, processes.now_s):
+                processes.note(learner.name, EventKind.REJOINED, detail=f"join {learner.joins}")
+            for order in drill.due(fresh):
+                processes.kill(order.name, f"kill -9 at its step {order.step}")
+        return fresh
+
+    def _finished(self) -> bool:
+        return self._status is not None and self._status.phase is Phase.FINISHED
+
+    def _require_a_learner(self, processes: Supervisor) -> None:
+        names = names_of(self.plan.islands)
+        if all(processes.settled(name) for name in names):
+            processes.require_alive(names[0])
+
+    def _require_clean(self, processes: Supervisor) -> None:
+        for name in (*names_of(self.plan.islands), EVALUATOR, SERVER):
+            if processes.exit_code(name) != 0:
+                processes.require_alive(name)
+
+    def _summary(self, processes: Supervisor) -> Summary:
+        islands = self.plan.islands
+        return summarize(
+            self.recorder,
+            Circumstances(
+                paces_s={island.name: island.pace_s for island in islands},
+                restarts={island.name: processes.restarts(island.name) for island in islands},
+                events=processes.events,
+                total_s=processes.now_s,
+            ),
+        )
+
+
+def summary_path(out: Path) -> Path:
+    """Where the summary of a local run is."""
+    return out / "summary.json"

@@ -1,0 +1,70 @@
+"""What a local run of several islands consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fragments.errors import SettingsError
+from fragments.runspec import RunSpec
+from harness.drill import KillOrder
+
+_FAST_NAMES = ("eu-west", "us-east", "us-west", "eu-north", "sa-east", "af-south", "au-east")
+SLOW_NAME = "asia-slow"
+EVALUATOR = "evaluator"
+SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """One learner. `pace_s`: least seconds from one step to the next, 0 for as fast as it can."""
+
+    name: str
+    pace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """A local run: one server, its islands and an evaluator, as processes of this machine.
+
+    `out` gets the run directory, logs, summary and plot. `max_restarts` bounds the restarts of each
+    learner. A run that is not finished after `wall_limit_s` is ended with an error.
+    """
+
+    out: Path
+    spec: RunSpec
+    islands: tuple[Island, ...]
+    data: str | None = None
+    kills: tuple[KillOrder, ...] = ()
+    evaluate_every_s: float = 2.0
+    wall_limit_s: float = 900.0
+    max_restarts: int = 3
+    baselines: bool = True
+
+    def log(self, name: str) -> Path:
+        """Where the process `name` writes."""
+        return self.out / "logs" / f"{name}.log"
+
+
+def make_islands(count: int, pace_s: float, slow_factor: float) -> tuple[Island, ...]:
+    """`count` islands, the last of them `slow_factor` times slower (1: as fast as the others).
+
+    Raises:
+        SettingsError: for a slow island that is not slowed because nothing is paced.
+    """
+    if slow_factor != 1 and pace_s <= 0:
+        raise SettingsError("a slow learner needs a pace: give --pace-s, or --slow-factor 1")
+    slow = 1 if slow_factor != 1 and count > 1 else 0
+    names = [
+        _FAST_NAMES[i] if i < len(_FAST_NAMES) else f"island-{i + 1}" for i in range(count - slow)
+    ]
+    islands = [Island(name, pace_s) for name in names]
+    if slow:
+        islands.append(Island(SLOW_NAME, pace_s * slow_factor))
+    return tuple(islands)
+
+
+def names_of(islands: Sequence[Island]) -> list[str]:
+    """The learners' names, in order."""
+    return [island.name for island in islands]

@@ -1,0 +1,242 @@
+"""Supervised child processes: started, watched, restarted to a bound, and ended with the parent.
+
+Every child has a session of its own (a Ctrl-C in the terminal reaches the parent alone), writes to
+a log file, and holds the reading end of a pipe as its stdin. That pipe closes when the parent ends
+in whatever way, kill -9 included; a child started with `--exit-with-parent` stops itself then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from fragments.errors import DilocoError
+
+STOP_GRACE_S = 5.0
+"""From SIGTERM to SIGKILL."""
+
+EXIT_GRACE_S = 4.0
+"""The same when the parent itself was told to stop, which has 5 s for all of it."""
+
+_NOT_WORTH_A_RESTART = frozenset({0, 2, 4, 5})
+"""Exit codes that a second try would end with too: done, usage, refused, run directory."""
+
+
+class EventKind(StrEnum):
+    """What happened to a process."""
+
+    STARTED = "started"
+    KILLED = "killed"
+    DIED = "died"
+    RESTARTED = "restarted"
+    REJOINED = "rejoined"
+    GAVE_UP = "gave_up"
+    ENDED = "ended"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to the process `name`, `at_s` seconds after the supervisor's start.
+
+    `exit_code` is negative for a signal, None where the process did not end.
+    """
+
+    at_s: float
+    name: str
+    kind: EventKind
+    pid: int
+    exit_code: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run as `name`; `max_restarts` bounds the restarts after unexpected deaths."""
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    environ: Mapping[str, str]
+    max_restarts: int = 0
+
+
+@dataclass(slots=True)
+class _Child:
+    command: Command
+    process: subprocess.Popen[bytes]
+    restarts: int = 0
+    restart_at_s: float | None = None
+    exit_code: int | None = None
+    killed: bool = False
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Owns children by name. Not thread-safe: one thread calls it, often (`poll`).
+
+    As a context manager it ends all its children on the way out, and nothing else.
+    """
+
+    restart_delay_s: float = 0.5
+    clock: Callable[[], float] = time.monotonic
+    events: list[Event] = field(default_factory=list)
+    _children: dict[str, _Child] = field(default_factory=dict)
+    _started_s: float = -1.0
+
+    def __post_init__(self) -> None:
+        self._started_s = self.clock()
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop(list(self._children), EXIT_GRACE_S)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the supervisor's start, the time base of its events."""
+        return self.clock() - self._started_s
+
+    def start(self, command: Command) -> None:
+        """Starts a child; its name must be free or its former bearer ended."""
+        if self.running(command.name):
+            raise ValueError(f"{command.name} is running already")
+        self._children[command.name] = _Child(command, self._spawn(command))
+        self.note(command.name, EventKind.STARTED)
+
+    def poll(self) -> None:
+        """Notices who has ended and starts again whose time has come."""
+        for name, child in self._children.items():
+            if child.exit_code is None and child.process.poll() is not None:
+                self._on_end(name, child)
+            if child.restart_at_s is not None and self.now_s >= child.restart_at_s:
+                child.restart_at_s = None
+                child.process = self._spawn(child.command)
+                child.exit_code, child.killed = None, False
+                self.note(name, EventKind.RESTARTED, detail=f"restart {child.restarts}")
+
+    def kill(self, name: str, why: str) -> None:
+        """kill -9 of a running child, as a drill: it is started again like one that died."""
+        child = self._children[name]
+        if child.process.poll() is None:
+            child.killed = True
+            self.note(name, EventKind.KILLED, detail=why)
+            self._signal_group(child, signal.SIGKILL)
+
+    def running(self, name: str) -> bool:
+        """Is it alive, as of the last `poll`?"""
+        child = self._children.get(name)
+        return child is not None and child.exit_code is None
+
+    def settled(self, name: str) -> bool:
+        """Has it ended for good, with no restart to come?"""
+        child = self._children[name]
+        return child.exit_code is not None and child.restart_at_s is None
+
+    def exit_code(self, name: str) -> int | None:
+        """Its last exit code, None while it runs."""
+        return self._children[name].exit_code
+
+    def restarts(self, name: str) -> int:
+        """How often it was started again."""
+        return self._children[name].restarts
+
+    def require_alive(self, name: str) -> None:
+        """Raises DilocoError, with the child's own last words, if it has ended for good."""
+        if self.settled(name):
+            child = self._children[name]
+            raise DilocoError(
+                f"{name} ended with exit code {child.exit_code}: {last_words(child.command.log)}"
+            )
+
+    def stop(self, names: Iterable[str], grace_s: float = STOP_GRACE_S) -> None:
+        """SIGTERM to the named children, SIGKILL to those that still run `grace_s` later."""
+        chosen = [self._children[name] for name in names]
+        for child in chosen:
+            child.restart_at_s = None
+            if child.process.poll() is None:
+                child.process.terminate()
+        deadline_s = self.clock() + grace_s
+        for child in chosen:
+            if child.exit_code is not None:
+                continue
+            forced = not _wait(child.process, deadline_s - self.clock())
+            if forced:
+                self._signal_group(child, signal.SIGKILL)
+                child.process.wait()
+            self._close_stdin(child)
+            child.exit_code = child.process.returncode
+            detail = f"did not stop within {grace_s:g} s" if forced else ""
+            self.note(child.command.name, EventKind.STOPPED, child.exit_code, detail)
+
+    def note(
+        self, name: str, kind: EventKind, exit_code: int | None = None, detail: str = ""
+    ) -> None:
+        """Records an event of a child, now."""
+        pid = self._children[name].process.pid
+        self.events.append(Event(round(self.now_s, 3), name, kind, pid, exit_code, detail))
+
+    def _spawn(self, command: Command) -> subprocess.Popen[bytes]:
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        with command.log.open("ab") as log:
+            return subprocess.Popen(
+                command.argv,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(command.environ),
+                start_new_session=True,
+            )
+
+    def _on_end(self, name: str, child: _Child) -> None:
+        self._close_stdin(child)
+        code = child.exit_code = child.process.returncode
+        if code == 0:
+            self.note(name, EventKind.ENDED, code)
+            return
+        words = "killed by the drill" if child.killed else last_words(child.command.log)
+        self.note(name, EventKind.DIED, code, words)
+        if code in _NOT_WORTH_A_RESTART or child.restarts >= child.command.max_restarts:
+            self.note(name, EventKind.GAVE_UP, code, f"after {child.restarts} restarts")
+            return
+        child.restart_at_s = self.now_s + self.restart_delay_s * 2**child.restarts
+        child.restarts += 1
+
+    @staticmethod
+    def _signal_group(child: _Child, number: signal.Signals) -> None:
+        """To the child's whole session, while the child is not reaped and the id so its own."""
+        if child.process.poll() is None:
+            os.killpg(child.process.pid, number)
+
+    @staticmethod
+    def _close_stdin(child: _Child) -> None:
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Has the process ended within the time?"""
+    try:
+        process.wait(timeout=max(0.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that is not empty, at most 300 characters of it."""
+    try:
+        with log.open("rb") as lines:
+            tail = deque((line for line in lines if line.strip()), maxlen=1)
+    except OSError:
+        return "no log"
+    text = tail[0].decode(errors="replace").strip() if tail else "nothing in its log"
+    return text[:300]
