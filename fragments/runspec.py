@@ -7,7 +7,7 @@ Nothing here imports jax.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -32,17 +32,17 @@ class IntervalStage(_Settings):
 class CodecSettings(_Settings):
     """The wire codec. Step of a block = max(c * RMS, absmax / 127)."""
 
-    step_fraction_up: float = Field(0.5, gt=0, description="c of pseudo-gradients")
-    step_fraction_down: float = Field(0.5, gt=0, description="c of outer updates")
-    block: PositiveInt = Field(4096, description="values that share one step size")
-    zstd_level: int = Field(1, ge=1, le=19, description="zstd level of payloads")
+    step_fraction_up: float = Field(default=0.5, gt=0, description="c of pseudo-gradients")
+    step_fraction_down: float = Field(default=0.5, gt=0, description="c of outer updates")
+    block: PositiveInt = Field(default=4096, description="values that share one step size")
+    zstd_level: int = Field(default=1, ge=1, le=19, description="zstd level of payloads")
 
 
 class OuterSettings(_Settings):
     """The outer optimizer: `optax.sgd` with or without Nesterov momentum."""
 
-    learning_rate: float = Field(0.5, gt=0)
-    momentum: float = Field(0.8, ge=0, lt=1)
+    learning_rate: float = Field(default=0.5, gt=0)
+    momentum: float = Field(default=0.8, ge=0, lt=1)
     nesterov: bool = True
 
 
@@ -50,13 +50,13 @@ class ProgramSettings(_Settings):
     """What is trained: a factory `module:function` and its own settings."""
 
     factory: str = Field(
-        "learner.reference.program:build",
+        default="learner.reference.program:build",
         pattern=r"^[\w.]+:\w+$",
         description="module:function that returns the program (model, data, inner step)",
     )
     settings: dict[str, Any] = Field(default_factory=dict)
-    identity: str = Field("", description="model and tokenizer identity, set by init")
-    data_digest: str = Field("", description="digest of the data's manifest, set by init")
+    identity: str = Field(default="", description="model and tokenizer identity, set by init")
+    data_digest: str = Field(default="", description="digest of the data's manifest, set by init")
 
 
 class RunSpec(_Settings):
@@ -66,24 +66,24 @@ class RunSpec(_Settings):
     """
 
     spec_version: int = RUN_SPEC_VERSION
-    run_id: str = Field("", pattern=r"^[A-Za-z0-9_.-]{0,64}$", description="set by init")
-    seed: int = Field(0, ge=0, description="seed of the initial weights and of the data order")
+    run_id: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$", description="set by init")
+    seed: int = Field(default=0, ge=0, description="seed of the initial weights and of the data order")
     budget_tokens: PositiveInt = Field(
-        1_000_000, description="trained tokens of all learners at which the run ends"
+        default=1_000_000, description="trained tokens of all learners at which the run ends"
     )
-    fragments: PositiveInt = Field(4, description="P: number of fragments")
+    fragments: PositiveInt = Field(default=4, description="P: number of fragments")
     sync_interval: tuple[IntervalStage, ...] = Field(
-        (IntervalStage(from_share=0.0, steps=24),),
+        default=(IntervalStage(from_share=0.0, steps=24),),
         description='H over the run, as "steps" or "share:steps,share:steps"',
     )
-    quorum: PositiveInt = Field(1, description="K: answers that a round needs to close")
-    min_learners: PositiveInt = Field(1, description="below this many live learners none opens")
-    max_learners: PositiveInt = Field(16, description="joins beyond this are refused")
-    max_open_rounds: PositiveInt = Field(8, description="rounds open at once")
-    staleness_bound: int = Field(4, ge=0, description="versions a contribution may be behind")
-    weight_bound: float = Field(2.0, ge=1, description="largest weight over the round's median")
-    lease_ttl_s: float = Field(15.0, gt=0, description="silence after which a learner is lost")
-    closing_lap_s: float = Field(20.0, gt=0, description="bound on the last lap at the budget")
+    quorum: PositiveInt = Field(default=1, description="K: answers that a round needs to close")
+    min_learners: PositiveInt = Field(default=1, description="below this many live learners none opens")
+    max_learners: PositiveInt = Field(default=16, description="joins beyond this are refused")
+    max_open_rounds: PositiveInt = Field(default=8, description="rounds open at once")
+    staleness_bound: int = Field(default=4, ge=0, description="versions a contribution may be behind")
+    weight_bound: float = Field(default=2.0, ge=1, description="largest weight over the round's median")
+    lease_ttl_s: float = Field(default=15.0, gt=0, description="silence after which a learner is lost")
+    closing_lap_s: float = Field(default=20.0, gt=0, description="bound on the last lap at the budget")
     codec: CodecSettings = CodecSettings()
     outer: OuterSettings = OuterSettings()
     program: ProgramSettings = ProgramSettings()
@@ -103,7 +103,7 @@ class RunSpec(_Settings):
         return tuple(stages)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> RunSpec:
         shares = [stage.from_share for stage in self.sync_interval]
         if not shares or shares[0] != 0.0 or shares != sorted(set(shares)):
             raise ValueError("sync_interval: stages must begin at share 0 and rise")

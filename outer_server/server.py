@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import structlog
 
@@ -86,7 +85,7 @@ class OuterServer:
         self._traffic_lock = threading.Lock()
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> OuterServer:
         self._directory.__enter__()
         try:
             self._start = self._directory.start()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import numpy as np
 from jaxtyping import Float32
@@ -95,7 +95,7 @@ class RunDirectory:
         self.spec, self.layout = read_run(path)
         self._lock: IO[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> RunDirectory:
         lock = (self.path / "lock").open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
