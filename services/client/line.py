@@ -10,10 +10,16 @@ import grpc
 import structlog
 
 from diloco.v1 import control_pb2, control_pb2_grpc
-from fragments.errors import DilocoError
-from fragments.records import Adopted, Decline, Evaluation, Lease, Report, ServerNote
+from fragments.errors import DilocoError, RefusedError
+from fragments.records import Adopted, Decline, Evaluation, Goodbye, Lease, Report, ServerNote
 from services import translate
 from services.errors import error_of
+
+CLOSE_WAIT_S = 2.0
+"""Longest wait for the server to end a stream that was closed here."""
+
+CLOSE_S = 2.0
+"""Longest wait for the server to read what was queued at `close`."""
 
 _log = structlog.get_logger(__name__)
 
@@ -49,8 +55,10 @@ class GrpcControlLine:
         self._over = False
         self._closed_here = False
         self._call = stub.Control(self._requests())
-        reader = threading.Thread(target=self._read, name=f"control-{lease.learner}", daemon=True)
-        reader.start()
+        self._reader = threading.Thread(
+            target=self._read, name=f"control-{lease.learner}", daemon=True
+        )
+        self._reader.start()
 
     def report(self, report: Report) -> None:
         """Say where the learner is; replaces a report that is not sent yet."""
@@ -71,11 +79,17 @@ class GrpcControlLine:
         self._send(evaluation)
 
     def close(self) -> None:
-        """End the stream after what is queued; `on_closed` is not called."""
+        """End the stream once the server has heard what is queued; `on_closed` is not called.
+
+        Waits at most CLOSE_WAIT_S: what was said last (an adoption) would otherwise be overtaken
+        by the call that gives the lease back.
+        """
         with self._changed:
             self._closed_here = True
             self._over = True
             self._changed.notify()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(CLOSE_WAIT_S)
 
     def _send(self, note: translate.LearnerNote) -> None:
         with self._changed:
@@ -117,8 +131,10 @@ class GrpcControlLine:
                 if note is not None:
                     self._on_note(note)
         except grpc.RpcError as error:
-            reason = str(error_of(error, self._address, "the control stream"))
-            _log.info("control_stream_ended", reason=reason)
+            failure = error_of(error, self._address, "the control stream")
+            _log.info("control_stream_ended", reason=str(failure))
+            if isinstance(failure, RefusedError):
+                self._on_note(Goodbye(failure.code, str(failure)))
         except DilocoError as error:
             _log.warning("control_stream_ended", reason=str(error))
         finally:
