@@ -1,0 +1,119 @@
+"""The global step and the slots at which fragments are due, with numbers worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fragments.records import Report, Role
+from outer_server.core import clock
+from outer_server.core.state import Base, LearnerRecord, RunState, new_state
+from tests.support.tiny import tiny_spec
+
+
+def _learner(name: str, position: int, *, live: bool = True) -> LearnerRecord:
+    return LearnerRecord(
+        name=name,
+        role=Role.LEARNER,
+        token=1,
+        incarnation=name,
+        shard_index=0,
+        live=live,
+        left=False,
+        position=position,
+        report=Report(0, 0, 0),
+        heard_at_s=0.0,
+        bases=(Base(), Base()),
+    )
+
+
+def _state(positions: dict[str, int], *, quorum: int = 1, step: int = 0) -> RunState:
+    state = new_state(tiny_spec(quorum=quorum), ["", ""], generation=1)
+    learners = {name: _learner(name, position) for name, position in positions.items()}
+    return replace(state, learners=learners, global_step=step)
+
+
+def test_the_global_step_is_the_kth_largest_position() -> None:
+    positions = {"a": 9, "b": 7, "c": 2}
+    assert clock.advance(_state(positions, quorum=1)).global_step == 9
+    assert clock.advance(_state(positions, quorum=2)).global_step == 7
+    assert clock.advance(_state(positions, quorum=3)).global_step == 2
+    # K_eff = min(K, live).
+    assert clock.advance(_state(positions, quorum=9)).global_step == 2
+
+
+def test_after_the_fastest_dies_the_survivors_next_step_counts_at_once() -> None:
+    state = _state({"fast": 40, "b": 10, "c": 9}, step=40)
+    state = replace(state, learners={**state.learners, "fast": _learner("fast", 40, live=False)})
+    state = clock.advance(state)
+    assert state.global_step == 40
+    assert (state.learners["b"].position, state.learners["c"].position) == (40, 39)
+    stepped = replace(state.learners["b"], position=41)
+    assert clock.advance(state.with_learner(stepped)).global_step == 41
+
+
+def _pass(state: RunState, step: int) -> tuple[RunState, tuple[int, ...]]:
+    return clock.pass_slots(replace(state, global_step=step))
+
+
+def test_fragments_come_due_evenly_spread_over_h() -> None:
+    state = new_state(tiny_spec(fragments=4, sync_interval=24), [""] * 4, generation=1)
+    found = []
+    for step in range(1, 49):
+        state, due = _pass(state, step)
+        found += [(step, fragment) for fragment in due]
+    assert found == [(6, 1), (12, 2), (18, 3), (24, 0), (30, 1), (36, 2), (42, 3), (48, 0)]
+
+
+def test_an_interval_that_p_does_not_divide_keeps_its_length() -> None:
+    state = new_state(tiny_spec(fragments=3, sync_interval=10), [""] * 3, generation=1)
+    zero_at = []
+    for step in range(1, 61):
+        state, due = _pass(state, step)
+        zero_at += [step for fragment in due if fragment == 0]
+    assert zero_at == [10, 20, 30, 40, 50, 60]
+
+
+def test_slots_passed_in_one_jump_open_once_per_fragment_oldest_first() -> None:
+    state = new_state(tiny_spec(fragments=4, sync_interval=8), [""] * 4, generation=1)
+    state, due = _pass(state, 1000 * 8 + 2)
+    # The last slot passed is number 4001, of fragment 1.
+    assert due == (2, 3, 0, 1)
+    assert _pass(state, 1000 * 8 + 4)[1] == (2,)
+
+
+def test_a_growing_h_takes_effect_without_breaking_the_order() -> None:
+    spec = tiny_spec(fragments=2, sync_interval="0:4,0.5:12", budget_tokens=1000)
+    state = new_state(spec, ["", ""], generation=1)
+    order = []
+    for step in range(1, 40):
+        state = replace(state, tokens_trained=0 if step < 9 else 600)
+        state, due = _pass(state, step)
+        order += [(step, fragment) for fragment in due]
+    assert order == [
+        (2, 1), (4, 0), (6, 1), (8, 0), (10, 1), (16, 0), (22, 1), (28, 0), (34, 1),
+    ]  # fmt: skip
+
+
+@given(
+    interval=st.integers(1, 50),
+    num_fragments=st.integers(1, 12),
+    jumps=st.lists(st.integers(1, 60), min_size=1, max_size=30),
+)
+def test_jumping_passes_the_same_slots_as_stepping(
+    interval: int, num_fragments: int, jumps: list[int]
+) -> None:
+    spec = tiny_spec(fragments=num_fragments, sync_interval=interval)
+    jumped = stepped = new_state(spec, [""] * num_fragments, generation=1)
+    step = 0
+    for jump in jumps:
+        singly: list[int] = []
+        for _ in range(jump):
+            step += 1
+            stepped, due = _pass(stepped, step)
+            singly += due
+        jumped, at_once = _pass(jumped, step)
+        assert jumped.slots == stepped.slots
+        assert at_once == tuple(dict.fromkeys(reversed(singly)))[::-1]
