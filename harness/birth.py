@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fragments.layout import Layout, build_layout
+from fragments.layout import Layout
 from fragments.runspec import RunSpec
-from fragments.tree import TreeCodec, tensor_specs
+from fragments.tree import TreeCodec
 from harness.programs import load_program
+from learner.member import layout_of
 from outer_server.store.rundir import create_run
 
 
@@ -48,8 +49,7 @@ def give_birth(path: Path, spec: RunSpec, data: str | None) -> Birth:
         }
     )
     params = program.init_params(spec.seed)
-    specs = tensor_specs(params, averaged=program.averaged)
-    layout = build_layout(specs, spec.fragments, spec.codec.block, program.identity)
+    layout = layout_of(program, params, spec)
     codec = TreeCodec(layout, params)
     blocks = [np.asarray(codec.pack(p, params)) for p in range(len(layout.fragments))]
     create_run(path, spec, layout, blocks)

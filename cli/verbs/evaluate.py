@@ -20,9 +20,6 @@ class EvaluateSettings(MemberSettings):
     every_s: float = Field(
         default=2.0, gt=0, description="least seconds from one evaluation to the next"
     )
-    every_tokens: int = Field(
-        default=0, ge=0, description="least trained tokens from one evaluation to the next"
-    )
 
 
 def run(settings: EvaluateSettings) -> None:
@@ -40,7 +37,7 @@ def run(settings: EvaluateSettings) -> None:
         from cli.member import joined
 
         with joined(settings) as member:
-            from learner.evaluator import Evaluator
+            from learner.evaluate import Evaluator
 
             evaluator = Evaluator(
                 settings.name,
@@ -48,12 +45,13 @@ def run(settings: EvaluateSettings) -> None:
                 member.link,
                 member.description,
                 settings.every_s,
-                settings.every_tokens,
-                member.show_state,
             )
-            finished = evaluator.run(stop)
-    ended = "the run is finished" if finished else "stopped before the end of the run"
-    print(f"{settings.name}: {ended}")
+            member.show_state("evaluating")
+            newest = evaluator.run(stop)
+    if newest is None:
+        print(f"{settings.name}: stopped before the first evaluation")
+    else:
+        print(f"{settings.name}: {newest.loss:.4f} {newest.unit} at step {newest.global_step}")
 
 
 VERB = Verb(
@@ -67,7 +65,7 @@ VERB = Verb(
     examples=(
         "examples:\n"
         "  diloco evaluate --address 127.0.0.1:7700\n"
-        "  diloco evaluate --every-tokens 100000\n\n"
+        "  diloco evaluate --every-s 30\n\n"
         "exit codes: 2 settings or data, 3 nobody answers at the address, 4 refused"
     ),
     settings=EvaluateSettings,
