@@ -31,6 +31,9 @@ class ServerSettings(_Settings):
     advertise: str = Field(
         default="", description="host told to learners for bulk; empty: as dialled"
     )
+    advertise_port: int = Field(
+        default=0, ge=0, le=65535, description="port told to learners for bulk; 0: as bound"
+    )
     insecure: bool = Field(default=False, description="serve beyond loopback without certificates")
     push_threads: int = Field(default=8, ge=1, le=256, description="pushes received at once")
     pull_threads: int = Field(default=32, ge=1, le=256, description="pulls sent at once")

@@ -18,9 +18,6 @@ from services.errors import error_of
 CLOSE_WAIT_S = 2.0
 """Longest wait for the server to end a stream that was closed here."""
 
-CLOSE_S = 2.0
-"""Longest wait for the server to read what was queued at `close`."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -124,16 +121,18 @@ class GrpcControlLine:
             yield translate.learner_note_to_wire(note)
 
     def _read(self) -> None:
+        told = False
         try:
             for response in self._call:
                 self._see_generation(response.generation)
                 note = translate.note_from_wire(response)
                 if note is not None:
+                    told = isinstance(note, Goodbye)
                     self._on_note(note)
         except grpc.RpcError as error:
             failure = error_of(error, self._address, "the control stream")
             _log.info("control_stream_ended", reason=str(failure))
-            if isinstance(failure, RefusedError):
+            if isinstance(failure, RefusedError) and not told:
                 self._on_note(Goodbye(failure.code, str(failure)))
         except DilocoError as error:
             _log.warning("control_stream_ended", reason=str(error))

@@ -68,7 +68,8 @@ class GrpcLink:
 
     def join(self, hello: Hello) -> Welcome:
         """Take the lease for a name; repeated until answered, which the server expects."""
-        self._see_generation(hello.generation_seen)
+        with self._lock:  # what the process saw before this link was made
+            self._generation = max(self._generation, hello.generation_seen)
         request = translate.hello_to_wire(hello)
 
         def attempt(_: Attempts) -> Welcome:

@@ -166,7 +166,8 @@ class OuterServices:
         )
 
     def _bulk_place(self) -> tuple[int, str]:
-        return self._ports.bulk, self._settings.advertise
+        port = self._settings.advertise_port or self._ports.bulk
+        return port, self._settings.advertise
 
     def _watch_health(self) -> None:
         while not self._stopping.is_set():
