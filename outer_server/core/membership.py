@@ -165,7 +165,8 @@ def _admit(
             bases.append(
                 replace(base, version=version, at_step=-now_held.steps_since, digest=digest)
             )
-    tally = before.tally if before is not None else Tally()
+    # What it did under a lease that it still holds counts as if that had ended just now.
+    tally = _ended(before).tally if before is not None else Tally()
     return LearnerRecord(
         name=hello.name,
         role=hello.role,
