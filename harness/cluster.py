@@ -10,13 +10,15 @@ from pathlib import Path
 
 from fragments.errors import DilocoError
 from fragments.runspec import RunSpec
-from harness.environment import child_environment, command
+from harness.environment import child_environment, command, module
 from harness.plan import EVALUATOR, SERVER, Island
 from harness.processes import Command, Supervisor
 from harness.toml import to_toml
+from harness.warm import request, use_cache
 
 TICK_S = 0.1
 START_LIMIT_S = 60.0
+COMPILER = "compiler"
 
 
 class StoppedError(Exception):
@@ -39,6 +41,10 @@ class Cluster:
     max_restarts: int = 0
     address: str = ""
     _environ: dict[str, str] = field(default_factory=child_environment)
+    _cached: dict[str, str] = field(default_factory=child_environment)
+
+    def __post_init__(self) -> None:
+        use_cache(self._cached, self.out / "cache")
 
     @property
     def run_dir(self) -> Path:
@@ -64,6 +70,11 @@ class Cluster:
         if self.processes.exit_code("init") != 0:
             self.processes.require_alive("init")
 
+    def start_compiling(self) -> None:
+        """Begins to compile what learners and evaluator need; `serve` waits for it."""
+        argv = module("harness.warm", request(self.spec, self.data))
+        self.processes.start(Command(COMPILER, argv, self.log(COMPILER), self._cached))
+
     def serve(self) -> str:
         """Starts the server on free ports and returns its address once it listens.
 
@@ -79,6 +90,9 @@ class Cluster:
             return place.exists()
 
         self.until(is_up, START_LIMIT_S, "the server's start")
+        self.until(lambda: self.processes.settled(COMPILER), START_LIMIT_S, "compiling")
+        if self.processes.exit_code(COMPILER) != 0:
+            self.processes.require_alive(COMPILER)
         self.address = str(json.loads(place.read_text(encoding="utf-8"))["address"])
         return self.address
 
@@ -132,7 +146,9 @@ class Cluster:
 
     def _start(self, name: str, *words: str, max_restarts: int = 0) -> None:
         argv = command(*words, "--log-format", "json")
-        self.processes.start(Command(name, argv, self.log(name), self._environ, max_restarts))
+        # The server's arithmetic is its own (environment.use_server_arithmetic): it shares nothing.
+        environ = self._environ if name == SERVER else self._cached
+        self.processes.start(Command(name, argv, self.log(name), environ, max_restarts))
 
     def _data_flags(self) -> tuple[str, ...]:
         return ("--data", self.data) if self.data is not None else ()

@@ -69,9 +69,14 @@ def child_environment(*, every_core: bool = False) -> dict[str, str]:
 
 
 def command(*words: str) -> tuple[str, ...]:
-    """The argument vector of `diloco <words>` under this interpreter.
+    """The argument vector of `diloco <words>` under this interpreter."""
+    return module("cli", *words)
+
+
+def module(name: str, *words: str) -> tuple[str, ...]:
+    """The argument vector of `python -m <name> <words>` under this interpreter.
 
     `-P` keeps the working directory off the import path, where a user's own `learner.py` would
     win over ours.
     """
-    return (sys.executable, "-P", "-m", "cli", *words)
+    return (sys.executable, "-P", "-m", name, *words)

@@ -53,6 +53,7 @@ class LocalRun:
                 plan.out, plan.spec, plan.data, self.stop, processes, plan.max_restarts
             )
             cluster.make_run()
+            cluster.start_compiling()
             address = cluster.serve()
             for island in plan.islands:
                 cluster.learn(island)

@@ -93,6 +93,7 @@ class PaceBench:
         with Supervisor() as processes:
             cluster = Cluster(plan.out, spec, None, self.stop, processes)
             cluster.make_run()
+            cluster.start_compiling()
             address = cluster.serve()
             for island in fast:
                 cluster.learn(island)

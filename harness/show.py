@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
 from fragments.errors import DilocoError
 from harness.baselines import Baselines, read_answer, request
 from harness.cluster import StoppedError
-from harness.environment import child_environment
+from harness.environment import child_environment, module
 from harness.local import LocalRun, summary_path
 from harness.plan import LocalPlan
 from harness.plot import draw_run
@@ -59,12 +58,11 @@ def _baselines(plan: LocalPlan, summary: Summary, stop: threading.Event) -> Base
     """In a process of its own, ended when `stop` is set."""
     answer = plan.out / "baselines.json"
     tokens = max(1, summary.tokens // len(plan.islands))
-    argv = (sys.executable, "-P", "-m", "harness.baselines")
-    argument = request(plan.spec, plan.data, tokens, answer)
+    argv = module("harness.baselines", request(plan.spec, plan.data, tokens, answer))
     environ = child_environment(every_core=True)
     name = "baselines"
     with Supervisor() as processes:
-        processes.start(Command(name, (*argv, argument), plan.log(name), environ))
+        processes.start(Command(name, argv, plan.log(name), environ))
         while processes.running(name):
             if stop.wait(0.1):
                 raise StoppedError
