@@ -9,7 +9,7 @@ import pytest
 
 from fragments.records import ContributionKey, Report, Role, Version
 from outer_server.core import close
-from outer_server.core.close import GRANULARITY_S, Timing, Verdict
+from outer_server.core.close import GRANULARITY_S, Verdict
 from outer_server.core.state import (
     Base,
     ContributionMeta,
@@ -17,6 +17,7 @@ from outer_server.core.state import (
     LearnerRecord,
     Round,
     RunState,
+    Timing,
     new_state,
 )
 from tests.support.tiny import tiny_spec

@@ -1,0 +1,410 @@
+"""The scheduler as a whole: a run by hand, and every order of events by property."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fragments.records import (
+    PROTOCOL_VERSION,
+    Adopted,
+    Ask,
+    ContributionKey,
+    Decline,
+    DeclineReason,
+    Hello,
+    Phase,
+    Receipt,
+    Refusal,
+    RefusalCode,
+    Report,
+    Role,
+    Version,
+    Welcome,
+)
+from outer_server.core.events import (
+    Contributed,
+    Declined,
+    Drain,
+    Effect,
+    Event,
+    HasAdopted,
+    Join,
+    Leave,
+    Merged,
+    Publish,
+    Reply,
+    Reported,
+    Send,
+    StartMerge,
+    Tick,
+)
+from outer_server.core.resume import resume
+from outer_server.core.scheduler import handle
+from outer_server.core.state import ContributionMeta, MergeOrder, RunState, new_state
+from tests.support.tiny import tiny_spec
+
+LAYOUT = "layout"
+
+
+class Run:
+    """A scheduler with its state, and what it asked for so far."""
+
+    def __init__(self, **spec: object) -> None:
+        self.state: RunState = new_state(tiny_spec(**spec), ["d0", "d0"], generation=1)
+        self.now_s = 0.0
+        self.asks: list[tuple[str | None, Ask]] = []
+        self.orders: list[MergeOrder] = []
+        self.published: list[Publish] = []
+
+    def tell(self, event: Event) -> Reply:
+        outcome = handle(self.state, event, self.now_s, LAYOUT)
+        self.state = outcome.state
+        for effect in outcome.effects:
+            self._keep(effect)
+        return outcome.reply
+
+    def _keep(self, effect: Effect) -> None:
+        match effect:
+            case Send(learner, Ask() as ask):
+                self.asks.append((learner, ask))
+            case StartMerge(order):
+                self.orders.append(order)
+            case Publish():
+                self.published.append(effect)
+
+    def join(self, name: str, incarnation: str = "1", **hello: object) -> Reply:
+        base = Hello(PROTOCOL_VERSION, "tiny", LAYOUT, name, Role.LEARNER, incarnation)
+        return self.tell(Join(replace(base, **hello)))  # type: ignore[arg-type]  # test keywords
+
+    def token(self, name: str) -> int:
+        return self.state.learners[name].token
+
+    def step(self, name: str, step: int) -> None:
+        report = Report(step=step, tokens=16 * step, cursor=step)
+        self.tell(Reported(name, self.token(name), report))
+
+    def adopt(self, name: str, fragment: int) -> None:
+        record = self.state.learners[name]
+        version = Version(self.state.epoch, self.state.fragments[fragment].version)
+        digest = self.state.fragments[fragment].digest
+        adopted = Adopted(fragment, version, digest, record.report.step)
+        self.tell(HasAdopted(name, record.token, adopted))
+
+    def contribute(self, name: str, fragment: int, base: int, asked: int, text: str = "x") -> Reply:
+        epoch = self.state.epoch
+        key = ContributionKey(name, fragment, Version(epoch, base))
+        meta = ContributionMeta(key, steps=2, tokens=32, cursor_from=0, cursor_to=2)
+        event = Contributed(name, self.token(name), meta, Version(epoch, asked), text)
+        return self.tell(event)
+
+    def finish_merge(self) -> None:
+        order = self.orders.pop(0)
+        version = order.version + 1
+        self.tell(Merged(order.fragment, version, f"d{version}", order))
+
+    def trained(self, *names: str) -> None:
+        for name in names:
+            self.join(name)
+            for fragment in range(2):
+                self.adopt(name, fragment)
+
+
+def test_a_round_from_slot_to_publication() -> None:
+    run = Run()
+    run.trained("a", "b")
+    assert run.state.phase is Phase.TRAINING
+    run.step("a", 1)
+    run.step("b", 1)
+    assert run.asks == []
+    run.step("a", 2)  # slot 1 falls at step 4*1//2 = 2 and is fragment 1's
+    assert run.asks == [("a", Ask(1, Version(1, 0))), ("b", Ask(1, Version(1, 0)))]
+    assert run.contribute("a", 1, base=0, asked=0) == Receipt(
+        ContributionKey("a", 1, Version(1, 0))
+    )
+    assert run.orders == []
+    run.contribute("b", 1, base=0, asked=0)
+    (order,) = run.orders
+    assert [p.share for p in order.participants] == [0.5, 0.5]
+    run.finish_merge()
+    assert run.published == [Publish(1, 1)]
+    assert (run.state.fragments[1].version, run.state.fragments[1].digest) == (1, "d1")
+    assert run.state.tokens_merged == 64
+
+
+def test_a_learner_without_a_step_on_its_base_is_not_asked() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 2)
+    assert [name for name, _ in run.asks] == ["a"]
+
+
+def test_a_repeated_push_gets_the_first_receipt_and_another_payload_is_refused() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    again = run.contribute("a", 1, base=0, asked=0)
+    assert isinstance(again, Receipt)
+    assert again.duplicate
+    other = run.contribute("a", 1, base=0, asked=0, text="y")
+    assert isinstance(other, Refusal)
+    assert other.code is RefusalCode.CONSUMED
+    (order,) = run.orders
+    assert len(order.contributions) == 1
+
+
+def test_a_late_contribution_joins_the_next_round_of_its_fragment() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.step("a", 4)  # H/2 steps after opening: the longest wait is over
+    run.finish_merge()
+    late = run.contribute("b", 1, base=0, asked=0)
+    assert isinstance(late, Receipt)
+    assert late.late
+    run.adopt("a", 1)
+    run.step("a", 6)
+    run.contribute("a", 1, base=1, asked=1)
+    order = run.orders[-1]
+    assert [p.learner for p in order.participants] == ["a", "b"]
+    assert run.state.learners["b"].tally.contributions_late == 1
+
+
+def test_too_stale_is_refused_and_counted() -> None:
+    run = Run(staleness_bound=1)
+    run.trained("a", "b")
+    run.step("b", 1)
+    fragments = tuple(replace(f, version=2) for f in run.state.fragments)
+    run.state = replace(run.state, fragments=fragments)
+    refusal = run.contribute("b", 1, base=0, asked=0)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is RefusalCode.STALE
+    assert run.state.learners["b"].tally.contributions_refused == 1
+
+
+def test_below_the_quorum_a_round_is_abandoned_and_its_contribution_waits() -> None:
+    run = Run(quorum=2)
+    run.trained("a", "b")
+    for step in (1, 2):
+        run.step("a", step)
+        run.step("b", step)
+    run.contribute("a", 1, base=0, asked=0)
+    for step in (4, 6):
+        run.step("a", step)
+        run.step("b", step)
+    assert run.state.rounds_abandoned == 1
+    assert [ask for ask in run.asks if ask[1].fragment == 1][-1] == ("b", Ask(1, Version(1, 0)))
+    run.contribute("b", 1, base=0, asked=0)
+    assert [p.learner for p in run.orders[-1].participants] == ["a", "b"]
+
+
+def test_silence_beyond_the_lease_is_a_loss_and_the_others_go_on() -> None:
+    run = Run(lease_ttl_s=10.0)
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.now_s = 9.0
+    run.step("a", 3)
+    run.now_s = 10.0
+    run.tell(Tick())
+    assert not run.state.learners["b"].live
+    assert run.orders, "the round no longer waits for the lost one"
+
+
+def test_a_newer_process_of_a_name_fences_the_older_off() -> None:
+    run = Run()
+    run.trained("a")
+    old = run.token("a")
+    assert isinstance(run.join("a", incarnation="2"), Welcome)
+    key = ContributionKey("a", 0, Version(1, 0))
+    meta = ContributionMeta(key, 1, 16, 0, 1)
+    refusal = run.tell(Contributed("a", old, meta, Version(1, 0), "x"))
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is RefusalCode.FENCED
+
+
+def test_a_returned_learner_does_not_get_its_consumed_base_counted_again() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0, text="before")
+    welcome = run.join("a", incarnation="2")
+    assert isinstance(welcome, Welcome)
+    assert welcome.consumed == (-1, 0)
+    assert welcome.cursor == 2
+    run.adopt("a", 1)
+    run.step("a", 2)
+    refusal = run.contribute("a", 1, base=0, asked=0, text="after")
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is RefusalCode.CONSUMED
+
+
+def test_below_min_learners_no_round_opens_and_the_status_says_so() -> None:
+    run = Run(min_learners=2)
+    run.trained("a")
+    run.step("a", 8)
+    assert run.asks == []
+    assert run.state.phase is Phase.WAITING
+    assert run.state.phase_reason == "1 live learners of at least 2"
+
+
+def test_mismatches_are_refused_with_a_sentence() -> None:
+    run = Run()
+    for hello in (
+        {"protocol_version": 99},
+        {"run_id": "other"},
+        {"layout_digest": "other"},
+        {"generation_seen": 5},
+    ):
+        refusal = run.join("a", **hello)
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is RefusalCode.MISMATCH
+    assert run.state.learners == {}
+
+
+def test_joins_beyond_max_learners_are_refused() -> None:
+    run = Run(max_learners=1)
+    run.join("a")
+    refusal = run.join("b")
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is RefusalCode.FULL
+
+
+def test_at_the_budget_there_is_one_closing_lap_and_then_the_run_is_finished() -> None:
+    run = Run(budget_tokens=160)
+    run.trained("a")
+    run.step("a", 10)
+    assert run.state.phase is Phase.CLOSING
+    assert [ask.fragment for _, ask in run.asks] == [0, 1]
+    run.contribute("a", 0, base=0, asked=0)
+    run.contribute("a", 1, base=0, asked=0)
+    run.finish_merge()
+    assert run.state.phase is Phase.CLOSING
+    run.finish_merge()
+    assert run.state.phase is Phase.FINISHED
+    welcome = run.join("z")
+    assert isinstance(welcome, Welcome)
+    assert welcome.phase is Phase.FINISHED
+
+
+def test_the_closing_lap_is_bounded_in_time() -> None:
+    run = Run(budget_tokens=160, closing_lap_s=5.0, lease_ttl_s=100.0)
+    run.trained("a")
+    run.step("a", 10)
+    run.now_s = 5.0
+    run.tell(Tick())
+    assert run.state.phase is Phase.FINISHED
+
+
+def test_draining_parks_open_rounds_and_a_restart_goes_on_with_what_arrived() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.tell(Drain("stop"))
+    run.contribute("a", 1, base=0, asked=0)
+    run.contribute("b", 1, base=0, asked=0)
+    assert run.orders == []
+    state = resume(run.state, generation=2, clean=True)
+    assert [m.key.learner for m in state.fragments[1].arrived] == ["a", "b"]
+    assert state.epoch == 1
+    assert all(record.live for record in state.learners.values())
+    rolled_back = resume(run.state, generation=2, clean=False)
+    assert rolled_back.epoch == 2
+    assert rolled_back.fragments[1].arrived == ()
+    assert not any(record.live for record in rolled_back.learners.values())
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order: nothing counts twice, nothing accepted is lost."""
+
+    @initialize(quorum=st.integers(1, 3), min_learners=st.integers(1, 2))
+    def begin(self, quorum: int, min_learners: int) -> None:
+        self.run = Run(quorum=quorum, min_learners=min_learners, budget_tokens=10**6)
+        self.accepted: set[ContributionKey] = set()
+        self.merged: Counter[ContributionKey] = Counter()
+        self.last_step = 0
+        for name in "abc":
+            self.run.trained(name)
+
+    names = st.sampled_from("abc")
+
+    @rule(name=names, incarnation=st.sampled_from("12"))
+    def join(self, name: str, incarnation: str) -> None:
+        self.run.join(name, incarnation)
+
+    @rule(name=names)
+    def leave(self, name: str) -> None:
+        self.run.tell(Leave(name, self.run.token(name), "test"))
+
+    @rule(name=names, steps=st.integers(1, 5))
+    def step(self, name: str, steps: int) -> None:
+        self.run.step(name, self.run.state.learners[name].report.step + steps)
+
+    @rule(name=names, fragment=st.integers(0, 1))
+    def adopt(self, name: str, fragment: int) -> None:
+        self.run.adopt(name, fragment)
+
+    @rule(
+        name=names, fragment=st.integers(0, 1), behind=st.integers(0, 2), text=st.sampled_from("xy")
+    )
+    def contribute(self, name: str, fragment: int, behind: int, text: str) -> None:
+        version = self.run.state.fragments[fragment].version
+        base = max(0, version - behind)
+        reply = self.run.contribute(name, fragment, base, version, text)
+        if isinstance(reply, Receipt) and not reply.duplicate:
+            assert reply.key not in self.accepted
+            self.accepted.add(reply.key)
+
+    @rule(name=names, fragment=st.integers(0, 1))
+    def decline(self, name: str, fragment: int) -> None:
+        version = Version(self.run.state.epoch, self.run.state.fragments[fragment].version)
+        decline = Decline(fragment, version, DeclineReason.NO_STEPS)
+        self.run.tell(Declined(name, self.run.token(name), decline))
+
+    @rule(seconds=st.floats(0.0, 8.0))
+    def time_passes(self, seconds: float) -> None:
+        self.run.now_s += seconds
+        self.run.tell(Tick())
+
+    @precondition(lambda self: self.run.orders)
+    @rule()
+    def merge(self) -> None:
+        self.merged.update(meta.key for meta in self.run.orders[0].contributions)
+        self.run.finish_merge()
+
+    @rule()
+    def restart(self) -> None:
+        self.run.orders.clear()
+        self.run.state = resume(self.run.state, self.run.state.generation + 1, clean=True)
+        self.run.now_s = 0.0
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        if not hasattr(self, "run"):
+            return
+        assert max(self.merged.values(), default=1) == 1
+        waiting = [m.key for f in self.run.state.fragments for m in f.arrived]
+        merging = [m.key for order in self.run.orders for m in order.contributions]
+        here = Counter([*waiting, *merging, *self.merged])
+        assert set(here) == self.accepted
+        assert max(here.values(), default=1) == 1
+
+    @invariant()
+    def the_clock_never_falls(self) -> None:
+        if not hasattr(self, "run"):
+            return
+        assert self.run.state.global_step >= self.last_step
+        self.last_step = self.run.state.global_step
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
