@@ -89,11 +89,13 @@ class OuterServer:
         self._directory.__enter__()
         try:
             self._start = self._directory.start()
-            loaded = self._directory.load()
-            state = resume(loaded.state, self._start.generation, clean=self._start.clean)
-            if not self._start.clean:
-                _log.warning("unclean_stop", epoch=state.epoch, reason="new epoch begins")
-            payloads = loaded.payloads if self._start.clean else {}
+            loaded, is_newest = self._directory.load()
+            # Versions that were published may be missing here unless both hold.
+            clean = self._start.clean and is_newest
+            state = resume(loaded.state, self._start.generation, clean=clean)
+            if not clean:
+                _log.warning("unclean_stop", epoch=state.epoch, reason="a new epoch begins")
+            payloads = loaded.payloads if clean else {}
             snapshot = Snapshot(state, loaded.parameters, payloads)
             self._engine = Engine(
                 snapshot, self._directory.save, self._snapshot_every_rounds, self._clock

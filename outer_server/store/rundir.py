@@ -130,8 +130,8 @@ class RunDirectory:
         """Note, after the last snapshot, that nothing was left unsaved."""
         write_atomically(self.path / "server.json", _server_json(start.generation, clean=True))
 
-    def load(self) -> Snapshot:
-        """The newest snapshot that is whole."""
+    def load(self) -> tuple[Snapshot, bool]:
+        """The newest snapshot that is whole, and whether it is the newest written."""
         return load_newest(self.path / "snapshots", self.spec, self.layout)
 
     def save(self, snapshot: Snapshot) -> None:

@@ -69,15 +69,16 @@ def save(directory: Path, snapshot: Snapshot) -> Path:
     return target
 
 
-def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> Snapshot:
-    """The newest snapshot that is whole; damaged ones are passed over, with a warning.
+def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> tuple[Snapshot, bool]:
+    """The newest snapshot that is whole, and whether it is the newest written.
 
-    Raises RunDirectoryError when there is none.
+    Damaged ones are passed over, with a warning. Raises RunDirectoryError when
+    there is none.
     """
     reasons = []
     for path in reversed(numbered(directory)):
         try:
-            return _read(path, spec, layout)
+            return _read(path, spec, layout), not reasons
         except (OSError, ValueError, KeyError, SafetensorError, PayloadError) as error:
             reasons.append(f"{path.name}: {error}")
             _log.warning("snapshot_damaged", snapshot=path.name, reason=str(error))

@@ -81,6 +81,9 @@ class Run:
         base = Hello(PROTOCOL_VERSION, "tiny", LAYOUT, name, Role.LEARNER, incarnation)
         return self.tell(Join(replace(base, **hello)))  # type: ignore[arg-type]  # test keywords
 
+    def phase(self) -> Phase:
+        return self.state.phase
+
     def token(self, name: str) -> int:
         return self.state.learners[name].token
 
@@ -287,9 +290,9 @@ def test_at_the_budget_there_is_one_closing_lap_and_then_the_run_is_finished() -
     run.contribute("a", 0, base=0, asked=0)
     run.contribute("a", 1, base=0, asked=0)
     run.finish_merge()
-    assert run.state.phase is Phase.CLOSING
+    assert run.phase() is Phase.CLOSING
     run.finish_merge()
-    assert run.state.phase is Phase.FINISHED
+    assert run.phase() is Phase.FINISHED
     welcome = run.join("z")
     assert isinstance(welcome, Welcome)
     assert welcome.phase is Phase.FINISHED
