@@ -11,6 +11,22 @@ import structlog
 from cli.keys import VerbSettings
 
 
+class _Stderr:
+    """Writes lines to whatever stderr is now; a stderr that is gone loses lines and nothing else.
+
+    Logging happens on the threads that own a run's state: they must not die of a closed pipe.
+    """
+
+    def msg(self, line: str) -> None:
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # a broken pipe; a closed file
+            return
+
+    log = debug = info = warning = error = critical = exception = msg
+
+
 def configure_logs(settings: VerbSettings, **bound: str) -> None:
     """Sends structlog's events to stderr as JSON lines or as text; `bound` is on every line.
 
@@ -34,7 +50,7 @@ def configure_logs(settings: VerbSettings, **bound: str) -> None:
     structlog.configure(
         processors=shared + tail,
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=lambda *_args: _Stderr(),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**bound)

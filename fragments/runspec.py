@@ -41,9 +41,9 @@ class CodecSettings(_Settings):
 class OuterSettings(_Settings):
     """The outer optimizer: `optax.sgd` with or without Nesterov momentum."""
 
-    learning_rate: float = Field(default=0.5, gt=0)
-    momentum: float = Field(default=0.8, ge=0, lt=1)
-    nesterov: bool = True
+    learning_rate: float = Field(default=0.5, gt=0, description="outer learning rate")
+    momentum: float = Field(default=0.8, ge=0, lt=1, description="outer momentum")
+    nesterov: bool = Field(default=True, description="Nesterov rather than plain momentum")
 
 
 class ProgramSettings(_Settings):
@@ -54,7 +54,9 @@ class ProgramSettings(_Settings):
         pattern=r"^[\w.]+:\w+$",
         description="module:function that returns the program (model, data, inner step)",
     )
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="settings of the factory's own, such as width=128"
+    )
     identity: str = Field(default="", description="model and tokenizer identity, set by init")
     data_digest: str = Field(default="", description="digest of the data's manifest, set by init")
 
@@ -67,7 +69,9 @@ class RunSpec(_Settings):
 
     spec_version: int = RUN_SPEC_VERSION
     run_id: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$", description="set by init")
-    seed: int = Field(default=0, ge=0, description="seed of the initial weights and of the data order")
+    seed: int = Field(
+        default=0, ge=0, description="seed of the initial weights and of the data order"
+    )
     budget_tokens: PositiveInt = Field(
         default=1_000_000, description="trained tokens of all learners at which the run ends"
     )
@@ -77,13 +81,23 @@ class RunSpec(_Settings):
         description='H over the run, as "steps" or "share:steps,share:steps"',
     )
     quorum: PositiveInt = Field(default=1, description="K: answers that a round needs to close")
-    min_learners: PositiveInt = Field(default=1, description="below this many live learners none opens")
+    min_learners: PositiveInt = Field(
+        default=1, description="below this many live learners none opens"
+    )
     max_learners: PositiveInt = Field(default=16, description="joins beyond this are refused")
     max_open_rounds: PositiveInt = Field(default=8, description="rounds open at once")
-    staleness_bound: int = Field(default=4, ge=0, description="versions a contribution may be behind")
-    weight_bound: float = Field(default=2.0, ge=1, description="largest weight over the round's median")
-    lease_ttl_s: float = Field(default=15.0, gt=0, description="silence after which a learner is lost")
-    closing_lap_s: float = Field(default=20.0, gt=0, description="bound on the last lap at the budget")
+    staleness_bound: int = Field(
+        default=4, ge=0, description="versions a contribution may be behind"
+    )
+    weight_bound: float = Field(
+        default=2.0, ge=1, description="largest weight over the round's median"
+    )
+    lease_ttl_s: float = Field(
+        default=15.0, gt=0, description="silence after which a learner is lost"
+    )
+    closing_lap_s: float = Field(
+        default=20.0, gt=0, description="bound on the last lap at the budget"
+    )
     codec: CodecSettings = CodecSettings()
     outer: OuterSettings = OuterSettings()
     program: ProgramSettings = ProgramSettings()

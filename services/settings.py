@@ -44,7 +44,12 @@ class ServerSettings(_Settings):
     queued_notes: int = Field(
         default=1024, ge=16, description="notes queued for one control stream"
     )
-    chunk_bytes: int = Field(default=CHUNK_BYTES, ge=1, le=MESSAGE_BYTES // 2)
+    chunk_bytes: int = Field(
+        default=CHUNK_BYTES,
+        ge=1,
+        le=MESSAGE_BYTES // 2,
+        description="bytes of a payload in a message",
+    )
     partial_bytes: int = Field(
         default=2 << 30, ge=1, description="bytes of pushes not yet complete"
     )
@@ -71,7 +76,12 @@ class ClientSettings(_Settings):
     tries: int = Field(default=6, ge=1, description="tries of a call that makes no progress")
     retry_wait_s: float = Field(default=0.2, gt=0, description="first wait between tries, jittered")
     retry_wait_max_s: float = Field(default=5.0, gt=0, description="longest wait between tries")
-    chunk_bytes: int = Field(default=CHUNK_BYTES, ge=1, le=MESSAGE_BYTES // 2)
+    chunk_bytes: int = Field(
+        default=CHUNK_BYTES,
+        ge=1,
+        le=MESSAGE_BYTES // 2,
+        description="bytes of a payload in a message",
+    )
     payload_limit_bytes: int = Field(default=8 << 30, ge=1, description="largest payload taken")
     queued_messages: int = Field(
         default=1024, ge=16, description="messages queued on a control stream"

@@ -1,0 +1,146 @@
+"""Every process stops within five seconds, with its state kept and without a traceback."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.environment import child_environment, command
+from outer_server.store.rundir import create_run, read_run
+from tests.support.tiny import tiny_birth, tiny_spec
+
+SCRIPT = """
+import sys, time
+from cli.stop import stop_on_signal
+with stop_on_signal(exit_with_parent=sys.argv[1] == "parent") as stop:
+    print("ready", flush=True)
+    if sys.argv[2] == "stubborn":
+        time.sleep(60)
+    stop.wait()
+print("kept", flush=True)
+"""
+
+
+def _start(*argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        argv,
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[int, str, str, float]:
+    """Exit code, what else it said, and how long it took from now on."""
+    began_s = time.monotonic()
+    out, error = process.communicate(timeout=20)
+    return process.returncode, out, error, time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_sets_the_event_and_the_verb_ends_itself(number: signal.Signals) -> None:
+    process = _start(sys.executable, "-P", "-c", SCRIPT, "alone", "willing")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    code, out, error, _ = _ended(process)
+    assert (code, out, error) == (0, "kept\n", "")
+
+
+def test_the_end_of_stdin_is_the_end_of_the_parent() -> None:
+    process = _start(sys.executable, "-P", "-c", SCRIPT, "parent", "willing")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    code, out, _, _ = _ended(process)  # closes its stdin
+    assert (code, out) == (0, "kept\n")
+
+
+def test_a_verb_that_does_not_listen_is_ended_within_five_seconds() -> None:
+    process = _start(sys.executable, "-P", "-c", SCRIPT, "alone", "stubborn")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    code, _, error, took_s = _ended(process)
+    assert code == 1
+    assert "ended hard" in error
+    assert took_s < 5
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    process = _start(sys.executable, "-P", "-c", SCRIPT, "alone", "stubborn")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    code, _, _, took_s = _ended(process)
+    assert code == 1
+    assert took_s < 3
+
+
+def test_a_server_stops_cleanly_and_serves_the_same_run_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    create_run(run, tiny_spec(), *tiny_birth(tiny_spec()))
+    for _ in range(2):
+        words = ("serve", str(run), "--address", "127.0.0.1:0", "--bulk-port", "0")
+        process = _start(*command(*words))
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving run tiny at 127.0.0.1:")
+        place = json.loads((run / "address.json").read_text())
+        assert place["pid"] == process.pid
+        assert not place["address"].endswith(":0")
+        process.send_signal(signal.SIGTERM)
+        code, out, error, took_s = _ended(process)
+        assert code == 0, error
+        assert "Traceback" not in error
+        assert took_s < 5
+        assert f"the state is in {run}" in out
+        assert not (run / "address.json").exists()
+    assert json.loads((run / "server.json").read_text()) == {"generation": 2, "clean": True}
+    assert read_run(run)[0].run_id == "tiny"
+
+
+def test_a_port_in_use_and_an_open_address_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    create_run(run, tiny_spec(), *tiny_birth(tiny_spec()))
+    done = subprocess.run(
+        command("serve", str(run), "--address", "0.0.0.0:7700"),
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "--insecure" in done.stderr
+    words = ("serve", str(run), "--address", "127.0.0.1:0", "--bulk-port", "0")
+    process = _start(*command(*words))
+    assert process.stdout is not None
+    process.stdout.readline()
+    port = json.loads((run / "address.json").read_text())["address"].rpartition(":")[2]
+    second = tmp_path / "second"
+    create_run(second, tiny_spec(), *tiny_birth(tiny_spec()))
+    refused = subprocess.run(
+        command("serve", str(second), "--address", f"127.0.0.1:{port}", "--bulk-port", "0"),
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+    )
+    in_use = subprocess.run(
+        command("serve", str(run), "--address", "127.0.0.1:0", "--bulk-port", "0"),
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+    )
+    process.send_signal(signal.SIGINT)
+    code, _, error, _ = _ended(process)
+    assert code == 0, error
+    assert refused.returncode == 2
+    assert f"127.0.0.1:{port} is in use" in refused.stderr
+    assert in_use.returncode == 5
+    assert "in use by another server" in in_use.stderr
