@@ -10,7 +10,7 @@ Importing this module does not import jax, so that command-line help and status 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import jax
@@ -50,6 +50,7 @@ class StepResult(NamedTuple):
     """f32 scalar, nats per token, mean over the batch; fetching it is the caller's decision."""
 
 
+@runtime_checkable
 class Program(Protocol):
     """A model, its data and its inner optimizer, as the learner sees them.
 

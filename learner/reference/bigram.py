@@ -11,7 +11,7 @@ ADD_K = 0.1
 
 def bigram_bits_per_byte(
     train: UInt8[np.ndarray, " bytes"],
-    windows: UInt8[np.ndarray, "windows seq_len+1"],
+    windows: UInt8[np.ndarray, "windows window"],
     add_k: float = ADD_K,
 ) -> float:
     """Cross-entropy, in bits per byte, of each window's bytes given the one before each.

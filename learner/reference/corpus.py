@@ -30,8 +30,6 @@ _SKIPPED_DIRECTORIES = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 )
 
-Bytes = UInt8[np.ndarray, " bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -61,8 +59,8 @@ class Corpus:
     """Train and held-out bytes, each the concatenation of its documents in manifest order."""
 
     name: str
-    train: Bytes
-    held_out: Bytes
+    train: UInt8[np.ndarray, " train_bytes"]
+    held_out: UInt8[np.ndarray, " held_out_bytes"]
     manifest: tuple[ManifestEntry, ...]
     manifest_digest: str
     """Hex SHA-256 over (name, size, content hash, side) of every document in order."""

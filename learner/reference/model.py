@@ -1,10 +1,14 @@
 """A small decoder-only transformer over bytes, its layers from equinox.
 
-Shape letters, used as suffixes: B batch, L length, H heads, K head size, D width, V vocabulary.
+Shape letters, used as suffixes: B batch, L length, W window (L + 1), H heads, K head size,
+D width, V vocabulary, I and O a layer's inputs and outputs.
+
 Every array is float32 but for the token ids; nothing relies on implicit dtype promotion.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -121,7 +125,7 @@ def create(settings: ReferenceSettings, key: PRNGKeyArray) -> Transformer:
     growing with depth.
     """
 
-    def residual_outputs(model: Transformer) -> list[Array]:
+    def residual_outputs(model: Transformer) -> list[Any]:
         weights = []
         for block in model.blocks:
             weights += [block.attention.output_proj.weight, block.mlp.layers[-1].weight]
@@ -137,7 +141,7 @@ def create(settings: ReferenceSettings, key: PRNGKeyArray) -> Transformer:
     return row_major
 
 
-def mean_loss(model: Transformer, windows: UInt8[Array, "B L+1"]) -> Float32[Array, ""]:
+def mean_loss(model: Transformer, windows: UInt8[Array, "B W"]) -> Float32[Array, ""]:
     """Mean cross-entropy of each window's bytes given those before it; nats per byte, f32."""
     tokens = windows.astype(jnp.int32)
     logits_BxLxV = jax.vmap(model)(tokens[:, :-1])

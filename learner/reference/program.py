@@ -65,9 +65,9 @@ class ReferenceProgram:
 
     def averaged(self, path: str) -> bool:
         """True for the token embedding."""
-        return "embedding" in path
+        return path.startswith(".embedding")
 
-    def batch(self, shard: Shard, cursor: int) -> UInt8[np.ndarray, "batch seq_len+1"]:
+    def batch(self, shard: Shard, cursor: int) -> UInt8[np.ndarray, "batch window"]:
         """The `cursor`-th batch of `shard`: u8[batch_size, seq_len + 1]. Pure.
 
         Raises:
@@ -81,7 +81,7 @@ class ReferenceProgram:
         self,
         params: Params,
         inner: Inner,
-        batch: UInt8[np.ndarray, "batch seq_len+1"],
+        batch: UInt8[np.ndarray, "batch window"],
         progress: Float32[Array, ""],
     ) -> StepResult:
         """One AdamW step on `batch`; dispatches and returns at once, donates nothing."""
@@ -99,14 +99,14 @@ class ReferenceProgram:
     def _traced_init(self, key: Array) -> Params:
         return eqx.filter(create(self.settings, key), eqx.is_inexact_array)
 
-    def _loss(self, params: Params, windows: UInt8[Array, "batch seq_len+1"]) -> Float32[Array, ""]:
+    def _loss(self, params: Params, windows: UInt8[Array, "batch window"]) -> Float32[Array, ""]:
         return mean_loss(eqx.combine(params, self._static), windows)
 
     def _traced_step(
         self,
         params: Params,
         inner: Inner,
-        batch: UInt8[Array, "batch seq_len+1"],
+        batch: UInt8[Array, "batch window"],
         progress: Float32[Array, ""],
     ) -> tuple[Params, Inner, Float32[Array, ""]]:
         loss, gradient = jax.value_and_grad(self._loss)(params, batch)
@@ -116,7 +116,7 @@ class ReferenceProgram:
         return optax.apply_updates(params, updates), inner, loss
 
     def _traced_evaluate(
-        self, params: Params, held_out: UInt8[Array, "batches batch seq_len+1"]
+        self, params: Params, held_out: UInt8[Array, "batches batch window"]
     ) -> Float32[Array, ""]:
         # Batch by batch inside one program: activations stay as small as a training step's.
         return jnp.mean(jax.lax.map(lambda windows: self._loss(params, windows), held_out))
@@ -143,7 +143,7 @@ def _static_part(settings: ReferenceSettings) -> Transformer:
 
 def _held_out_sample(
     corpus: Corpus, settings: ReferenceSettings
-) -> UInt8[np.ndarray, "batches batch seq_len+1"]:
+) -> UInt8[np.ndarray, "batches batch window"]:
     """Whole batches of distinct held-out windows; fewer than asked for if the text is short."""
     windows = Windows(corpus.held_out, settings.seq_len, _HELD_OUT_SEED)
     count = min(settings.eval_windows, windows.count)

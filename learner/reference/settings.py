@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -41,7 +41,7 @@ class ReferenceSettings(BaseModel):
     """Held-out windows in the fixed evaluation sample."""
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
+    def _heads_divide_width(self) -> ReferenceSettings:
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width {self.width} must be a multiple of 2 x heads ({self.heads}): rotary "

@@ -72,7 +72,7 @@ class Windows:
             chosen[here] = permute(positions[here], self.count, (self.seed, int(pass_index)))
         return chosen
 
-    def take(self, indices: Int64[np.ndarray, " size"]) -> UInt8[np.ndarray, "size seq_len+1"]:
+    def take(self, indices: Int64[np.ndarray, " size"]) -> UInt8[np.ndarray, "size window"]:
         """The bytes of those windows, copied: u8[size, seq_len + 1]."""
         offsets = np.arange(self.seq_len + 1, dtype=np.int64)
         return self.text[indices[:, None] * self.seq_len + offsets]
