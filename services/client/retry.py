@@ -48,6 +48,7 @@ class Attempts:
     def __init__(self) -> None:
         self.number = 0
         self._fruitless = 0
+        self._furthest_bytes = 0
 
     @property
     def first(self) -> bool:
@@ -59,9 +60,14 @@ class Attempts:
         self.number += 1
         self._fruitless += 1
 
-    def progressed(self) -> None:
-        """Bytes arrived that need not be sent again: the bound on tries counts anew."""
-        self._fruitless = 1
+    def reached(self, done_bytes: int) -> None:
+        """So many bytes need not be sent again: if never more did, the tries count anew.
+
+        Bytes that were thrown away as damaged and sent again are no progress.
+        """
+        if done_bytes > self._furthest_bytes:
+            self._furthest_bytes = done_bytes
+            self._fruitless = 1
 
     @property
     def fruitless(self) -> int:

@@ -81,8 +81,8 @@ class PushTransfer:
             payload=translate.payload_to_wire(self._contribution.payload),
         )
         answer = stub.GetPushOffset(request, timeout=self._route.settings.call_s)
+        attempts.reached(answer.offset)
         if answer.offset > self._offset:
-            attempts.progressed()
             self._route.pace.observe(answer.offset - self._offset, self._took_s)
         self._offset = answer.offset
 
@@ -146,7 +146,7 @@ class PullTransfer:
                     data = message.chunk.data
                     self._append(message.chunk.offset, data)
                     moved_bytes += len(data)
-                    attempts.progressed()
+                    attempts.reached(self._arrived_bytes())
         except grpc.RpcError as error:
             raise error_of(error, route.address, f"a pull of fragment {self._fragment}") from error
         except PayloadError:
@@ -172,6 +172,9 @@ class PullTransfer:
             request.resume_version.CopyFrom(self._header.version)
             request.resume_offset = self._assembler.received
         return request
+
+    def _arrived_bytes(self) -> int:
+        return self.total_bytes + (self._assembler.received if self._assembler is not None else 0)
 
     def _missing_bytes(self) -> int:
         if self._header is not None and self._assembler is not None:

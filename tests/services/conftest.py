@@ -68,7 +68,7 @@ def site(serve: Serve) -> Site:
 def cut_bulk(serve: Serve) -> Callable[..., tuple[Site, CutProxy]]:
     """A site whose bulk port is told to be that of a relay that cuts."""
 
-    def start(*, up: bool, cut_after: int, **changes: object) -> tuple[Site, CutProxy]:
+    def start(*, up: bool, cut_after: int | None, **changes: object) -> tuple[Site, CutProxy]:
         proxy = CutProxy(up=up, cut_after=cut_after)
         site = serve(advertise_port=proxy.port, **changes)
         site.stack.callback(proxy.close)

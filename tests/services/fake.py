@@ -48,7 +48,9 @@ def hello(name: str = "eu", incarnation: str = "i1", **changes: object) -> Hello
     return replace(first, **changes)  # type: ignore[arg-type]
 
 
-def contribution(data: bytes, fragment: int = 0, base: int = 0, learner: str = "eu") -> Contribution:
+def contribution(
+    data: bytes, fragment: int = 0, base: int = 0, learner: str = "eu"
+) -> Contribution:
     key = ContributionKey(learner, fragment, Version(1, base))
     return Contribution(key, Version(1, base), 3, 96, 4, 7, payload_of(data))
 
@@ -80,9 +82,11 @@ class FakeOuter:
     def say(self, learner: str, *notes: ServerNote) -> bool:
         """Whether the learner's stream is attached."""
         sink = self._sinks.get(learner)
-        for note in notes if sink is not None else ():
+        if sink is None:
+            return False
+        for note in notes:
             sink(note)
-        return sink is not None
+        return True
 
     def describe(self) -> RunDescription:
         return RunDescription(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -10,7 +11,8 @@ class CutProxy:
     """Relays 127.0.0.1:`port` to `target_port`, which may be set later.
 
     With `cut_after` set, each connection is reset once that many bytes went towards the server
-    (`up`) or towards the client; setting it to None lets later connections live.
+    (`up`) or towards the client; setting it to None lets later connections live. `cuts` counts
+    the connections that were reset.
     """
 
     def __init__(self, *, up: bool = True, cut_after: int | None = None) -> None:
@@ -67,8 +69,6 @@ class CutProxy:
 
 
 def _break(end: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the other side was faster
         end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other side was faster
     end.close()

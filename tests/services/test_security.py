@@ -48,6 +48,6 @@ def test_loopback_may_be_served(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7700", "[::]:7700", "10.0.0.1:1", "some-host:7700"])
 def test_elsewhere_takes_insecure(address: str) -> None:
-    with pytest.raises(SettingsError, match="no certificates yet.*--insecure"):
+    with pytest.raises(SettingsError, match=r"no certificates yet.*--insecure"):
         check_bind(address, insecure=False)
     assert check_bind(address, insecure=True) == parse_address(address)

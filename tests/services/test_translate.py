@@ -52,14 +52,10 @@ NOTES = st.one_of(
     st.builds(records.Progress, U64, U64, PHASES),
     st.builds(records.Goodbye, st.none() | st.sampled_from(records.RefusalCode), TEXT),
 )
-CONTRIBUTIONS = st.builds(
-    records.Contribution, KEYS, VERSIONS, U64, U64, U64, U64, PAYLOADS
-)
+CONTRIBUTIONS = st.builds(records.Contribution, KEYS, VERSIONS, U64, U64, U64, U64, PAYLOADS)
 RECEIPTS = st.builds(records.Receipt, KEYS, st.booleans(), st.booleans())
 UPDATES = st.builds(records.Update, U32, VERSIONS, st.none() | VERSIONS, TEXT, PAYLOADS)
-FRAGMENT_STATUS = st.builds(
-    records.FragmentStatus, U32, U64, TEXT, U64, st.booleans(), U32, U32
-)
+FRAGMENT_STATUS = st.builds(records.FragmentStatus, U32, U64, TEXT, U64, st.booleans(), U32, U32)
 LEARNER_STATUS = st.builds(
     records.LearnerStatus, TEXT, st.sampled_from(records.LearnerState), U64, U64, U64, U64, U64,
     U32, U64, U64, U64, U64, U64, FLOAT, FLOAT, FLOAT, FLOAT, U64, U64, TEXT,
@@ -151,7 +147,7 @@ def test_an_unknown_loss_stays_unknown() -> None:
 def test_what_a_newer_peer_may_add_is_ignored_or_refused_with_a_sentence() -> None:
     assert translate.note_from_wire(control_pb2.ControlResponse(generation=1)) is None
     assert translate.learner_note_from_wire(control_pb2.ControlRequest()) is None
-    with pytest.raises(RefusedError, match="phase 0.*update the older"):
+    with pytest.raises(RefusedError, match=r"phase 0.*update the older"):
         translate.description_from_wire(control_pb2.DescribeRunResponse())
     with pytest.raises(RefusedError, match="refusal code 0"):
         translate.outcome_from_wire(push_pb2.PushResponse(), "eu")
