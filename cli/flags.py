@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
-from cli.keys import Key, did_you_mean, keys_of
+from cli.keys import Key, keys_of
 from cli.sources import Found, set_path
 from cli.verb import Verb
 from fragments.errors import SettingsError
+from harness.nearest import did_you_mean
 
 
 class _Parser(argparse.ArgumentParser):

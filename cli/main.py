@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from cli.exit import OK, OTHER, USAGE, exit_code, sentence
-from cli.keys import did_you_mean
 from cli.settings import load_settings
 from cli.verb import Verb
 from cli.verbs import NAMES, load_all, load_verb
 from fragments.errors import DilocoError, SettingsError
+from harness.nearest import did_you_mean
 
 _DISTRIBUTION = "decoupled-diloco"
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cli.keys import Key, did_you_mean, keys_of
+from cli.keys import Key, keys_of
 from cli.verb import Verb
 from fragments.errors import SettingsError
 from fragments.runspec import RunSpec
+from harness.nearest import did_you_mean
 
 PREFIX = "DILOCO_"
 RUN_SETTING = (

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fragments.errors import SettingsError
 from fragments.runspec import RunSpec
+from harness.nearest import did_you_mean
 from learner.program import Program
 
 
@@ -29,7 +30,8 @@ def load_program(spec: RunSpec, data: str | None) -> Program:
     try:
         program: Program = factory(dict(spec.program.settings), data, spec.seed)
     except ValidationError as error:
-        raise SettingsError(_explain(error, spec.program.factory)) from error
+        known = _settings_of(error.title, spec.program.factory)
+        raise SettingsError(_explain(error, spec.program.factory, known)) from error
     return program
 
 
@@ -55,12 +57,20 @@ def _find(factory: str) -> Callable[[dict[str, Any], str | None, int], Program]:
     return build
 
 
-def _explain(error: ValidationError, factory: str) -> str:
+def _settings_of(title: str, factory: str) -> list[str]:
+    """Field names of the settings model that refused, where the factory's module shows it."""
+    model = getattr(sys.modules[factory.partition(":")[0]], title, None)
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return list(model.model_fields)
+    return []
+
+
+def _explain(error: ValidationError, factory: str, known: list[str]) -> str:
     lines = []
     for detail in error.errors(include_url=False):
         name = ".".join(str(part) for part in detail["loc"])
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
-            message = "no such setting"
+            message = "no such setting" + did_you_mean(name, known)
         lines.append(f"program.settings {name}: {message}" if name else message)
     return f"{factory} refuses its settings: " + "; ".join(lines)
