@@ -24,7 +24,7 @@ FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_BLOCK = 4096
 """Values per quantizer block, which is one row of a fragment value."""
 
-MAX_BLOCK = 1 << 20
+MAX_BLOCK = 1 << 17
 MAX_TENSOR_VALUES = 1 << 40
 """Bounds on what a layout may ask for, so that a damaged one is refused before it allocates."""
 

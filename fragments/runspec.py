@@ -7,7 +7,7 @@ Nothing here imports jax.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -39,11 +39,56 @@ class CodecSettings(_Settings):
 
 
 class OuterSettings(_Settings):
-    """The outer optimizer: `optax.sgd` with or without Nesterov momentum."""
+    """The outer optimizer: `optax.sgd`, or any optax transformation by name.
 
-    learning_rate: float = Field(default=0.5, gt=0, description="outer learning rate")
-    momentum: float = Field(default=0.8, ge=0, lt=1, description="outer momentum")
-    nesterov: bool = Field(default=True, description="Nesterov rather than plain momentum")
+    With `factory` "module:function" (such as "optax:adam") the transformation is
+    function(learning_rate, **settings), and the momentum settings are not used.
+    """
+
+    learning_rate: float = Field(default=0.5, gt=0, description="eta of the outer step")
+    momentum: float = Field(default=0.8, ge=0, lt=1, description="mu of the outer step")
+    nesterov: bool = Field(default=True, description="Nesterov momentum rather than plain")
+    factory: str = Field(
+        default="",
+        pattern=r"^([\w.]+:\w+)?$",
+        description="another optax transformation, as module:function",
+    )
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="keywords of that transformation"
+    )
+
+
+class ClosingSettings(_Settings):
+    """When a round with K answers stops waiting for those that are missing.
+
+    "learned": each missing learner's own smoothed answer time decides.
+    "paper": a grace window g after the K-th answer, 0 <= g <= gamma * (tau *
+    step time - (time to quorum + time to merge and send)), moving averages
+    (Decoupled DiLoCo, section 3). gamma 0 closes at the K-th answer.
+    """
+
+    rule: Literal["learned", "paper"] = Field(default="learned", description="learned or paper")
+    gamma: float = Field(default=0.8, ge=0, le=1, description="gamma of the paper's rule")
+    tau_steps: int = Field(default=2, ge=0, description="tau of the paper's rule, inner steps")
+
+
+class AdoptionSettings(_Settings):
+    """How a learner takes a new version of a fragment, at a step boundary.
+
+    "overwrite": local <- new (Decoupled DiLoCo). "alpha": local <- alpha * local +
+    (1 - alpha) * new (Streaming DiLoCo, arXiv 2501.18512). "rebase": local <- new +
+    what was trained since the learner's last answer for this fragment.
+    """
+
+    mode: Literal["overwrite", "alpha", "rebase"] = Field(
+        default="overwrite", description="overwrite, alpha or rebase"
+    )
+    alpha: float = Field(default=0.5, ge=0, lt=1, description="local share of mode alpha")
+    max_overlap_steps: int | None = Field(
+        default=None,
+        ge=0,
+        description="a learner pauses after H plus this many steps on one base; unset: never",
+    )
 
 
 class ProgramSettings(_Settings):
@@ -98,6 +143,17 @@ class RunSpec(_Settings):
     closing_lap_s: float = Field(
         default=20.0, gt=0, description="bound on the last lap at the budget"
     )
+    merge: Literal["rda", "average"] = Field(
+        default="rda", description="radial-directional or plain average of pseudo-gradients"
+    )
+    asked: Literal["all", "reached"] = Field(
+        default="all", description="whom a round asks: all, or who has reached its slot"
+    )
+    late: Literal["join", "drop"] = Field(
+        default="join", description="late contributions join the next round or are dropped"
+    )
+    closing: ClosingSettings = ClosingSettings()
+    adoption: AdoptionSettings = AdoptionSettings()
     codec: CodecSettings = CodecSettings()
     outer: OuterSettings = OuterSettings()
     program: ProgramSettings = ProgramSettings()

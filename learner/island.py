@@ -10,6 +10,7 @@ Shape letters: B rows (blocks), N values per row.
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +36,7 @@ from fragments.records import (
     Update,
     Version,
 )
-from fragments.runspec import CodecSettings
+from fragments.runspec import AdoptionSettings, CodecSettings
 from fragments.tree import TreeCodec
 from learner.program import Params
 
@@ -71,6 +72,14 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Answered:
+    """The local value that the last answer for a fragment was made from, and its base."""
+
+    base: Version
+    local_BxN: Float32[Array, "B N"]
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A new value of one fragment, on the device and checked, ready to adopt."""
 
@@ -98,20 +107,31 @@ class Island:
         params: a parameter tree of the model's structure; its values are kept
             only until the first fragments are adopted.
         cursor: the next batch of its shard.
+        adoption: how new versions are taken in; overwriting, if not given.
     """
 
     def __init__(
-        self, name: str, layout: Layout, codec: CodecSettings, params: Params, cursor: int
+        self,
+        name: str,
+        layout: Layout,
+        codec: CodecSettings,
+        params: Params,
+        cursor: int,
+        adoption: AdoptionSettings | None = None,
     ) -> None:
         self.name = name
         self.layout = layout
         self._codec = codec
+        self._adoption = adoption or AdoptionSettings()
+        self._has_narrow_tensors = any(spec.dtype != "float32" for spec in layout.tensors)
         self._tree = TreeCodec(layout, params)
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
         nothing: tuple[Base | None, ...] = (None,) * len(layout.fragments)
         self.completed = Completed(0, 0, cursor, params, nothing)
         self._prepared: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+        self._arrived = threading.Event()
         self._newest: dict[int, Prepared] = {}
+        self._answered: dict[int, _Answered] = {}
         self._consumed: dict[int, Version] = {}
 
     def warm_up(self) -> None:
@@ -160,6 +180,7 @@ class Island:
         prepared = Prepared(update.fragment, update.version, value_BxN, digest)
         self._newest[update.fragment] = prepared
         self._prepared.put(prepared)
+        self._arrived.set()
 
     def adopted(self) -> tuple[Adopted, ...]:
         """The bases trained on, to tell a new control stream."""
@@ -191,25 +212,48 @@ class Island:
         value: Array = apply_update(held.value_BxN, codes, step_bits)
         return value
 
-    def adopt(self, at: Completed) -> Adoption:
-        """Overwrite the fragments that are prepared; for the training thread, between steps.
+    def wait_prepared(self, timeout_s: float) -> None:
+        """Return when something may be there to adopt, or after `timeout_s`."""
+        self._arrived.wait(timeout_s)
 
-        Inner optimizer state is kept (DESIGN: overwrite). Dispatches device
-        work and does not wait for it. Does not publish the result: a step that
-        is still under way must not be answered from.
+    def adopt(self, at: Completed) -> Adoption:
+        """Take in the fragments that are prepared; for the training thread, between steps.
+
+        How is the run's setting (`AdoptionSettings`). Inner optimizer state is
+        kept. Dispatches device work and does not wait for it. Does not publish
+        the result: a step that is still under way must not be answered from.
         """
         params, bases = at.params, at.bases
         adopted: list[Adopted] = []
+        self._arrived.clear()
         while True:
             try:
                 new = self._prepared.get_nowait()
             except queue.Empty:
                 break
-            params = self._tree.replace(new.fragment, params, new.value_BxN)
+            local_BxN = self._adopted_value(new, params, bases[new.fragment])
+            params = self._tree.replace(new.fragment, params, local_BxN)
             base = Base(new.version, new.value_BxN, new.digest, at.step, at.tokens, at.cursor)
             bases = (*bases[: new.fragment], base, *bases[new.fragment + 1 :])
             adopted.append(Adopted(new.fragment, new.version, new.digest, at.step))
         return Adoption(replace(at, params=params, bases=bases), tuple(adopted))
+
+    def _adopted_value(
+        self, new: Prepared, params: Params, base: Base | None
+    ) -> Float32[Array, "B N"]:
+        """What the fragment becomes here, float32 (rows_padded, block)."""
+        settings = self._adoption
+        if base is None or settings.mode == "overwrite":
+            return new.value_BxN
+        local_BxN = self._tree.pack(new.fragment, params)
+        if settings.mode == "alpha":
+            alpha = jnp.float32(settings.alpha)
+            mixed: Array = alpha * local_BxN + (jnp.float32(1) - alpha) * new.value_BxN
+            return mixed
+        answered = self._answered.get(new.fragment)
+        if answered is None or answered.base != base.version:
+            return new.value_BxN
+        return new.value_BxN + (local_BxN - answered.local_BxN)
 
     def answer(self, ask: Ask) -> Contribution | Decline:
         """The pseudo-gradient (base - local) of the asked fragment, or why there is none.
@@ -229,7 +273,7 @@ class Island:
         if reason is not None:
             return Decline(ask.fragment, ask.version, reason)
         local_BxN = self._tree.pack(ask.fragment, now.params)
-        quantized = self._quantize(ask.fragment, base.value_BxN, local_BxN)
+        quantized = self._quantize(ask.fragment, self._as_trained(ask.fragment, base), local_BxN)
         if not bool(quantized.finite):
             return Decline(ask.fragment, ask.version, DeclineReason.NOT_FINITE)
         payload = encode_int8(
@@ -239,6 +283,8 @@ class Island:
             self._codec.zstd_level,
         )
         self._consumed[ask.fragment] = base.version
+        if self._adoption.mode == "rebase":
+            self._answered[ask.fragment] = _Answered(base.version, local_BxN)
         return Contribution(
             key=ContributionKey(self.name, ask.fragment, base.version),
             asked_version=ask.version,
@@ -248,6 +294,15 @@ class Island:
             cursor_to=now.cursor,
             payload=payload,
         )
+
+    def _as_trained(self, fragment: int, base: Base) -> Float32[Array, "B N"]:
+        """The base in the parameters' own dtype, as training began from it: where that is
+        narrower than float32, rounding is no progress and must not be sent as such.
+        """
+        if not self._has_narrow_tensors:
+            return base.value_BxN
+        cast = self._tree.replace(fragment, self.completed.params, base.value_BxN)
+        return self._tree.pack(fragment, cast)
 
     def _quantize(
         self, fragment: int, base_BxN: Float32[Array, "B N"], local_BxN: Float32[Array, "B N"]

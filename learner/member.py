@@ -85,7 +85,9 @@ class Member:
                 f"({Layout.from_json(description.layout_json).identity!r}): use the program and "
                 "release that the run was made with"
             )
-        self.island = Island(name, self.layout, self.spec.codec, params, cursor=0)
+        self.island = Island(
+            name, self.layout, self.spec.codec, params, cursor=0, adoption=self.spec.adoption
+        )
         self.session = Session(link, self._hello, self._welcomed, on_attached, self._noted)
         self.inbox = Inbox(self.island, link, self.session)
         self._name = name

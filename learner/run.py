@@ -93,6 +93,7 @@ class Learner:
             self._session.report,
             self._session.adopted,
             self._pace_s,
+            self._most_steps_on_base,
         )
         trainer.warm_up()
         self._on_state("training")
@@ -125,6 +126,13 @@ class Learner:
         for adopted in self._island.adopted():
             self._session.adopted(adopted)
         self._outbox.retry()
+
+    def _most_steps_on_base(self) -> int | None:
+        spec = self._member.spec
+        overlap = spec.adoption.max_overlap_steps
+        if overlap is None:
+            return None
+        return spec.interval_steps(self._session.progress.tokens_trained) + overlap
 
     def _share_trained(self, own_tokens: int) -> float:
         progress = self._session.progress

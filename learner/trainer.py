@@ -24,6 +24,10 @@ SMOOTHING = 0.1
 """Weight of the newest step in the smoothed step time."""
 
 
+PAUSE_POLL_S = 0.2
+"""How often a paused trainer looks whether it is to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """A dispatched step: its counters, its (future) values, and its loss."""
@@ -57,6 +61,8 @@ class Trainer:
         on_report: called after every completed step; must not block.
         on_adopted: called for every adopted version; must not block.
         pace_s: shortest time from one step's start to the next's; 0 for none.
+        most_steps_on_base: the trainer pauses rather than make more steps on one
+            base; None for never (the default: nobody waits).
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Trainer:
         on_report: Callable[[Report], None],
         on_adopted: Callable[[Adopted], None],
         pace_s: float = 0.0,
+        most_steps_on_base: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._program = program
         self._island = island
@@ -76,6 +83,7 @@ class Trainer:
         self._on_report = on_report
         self._on_adopted = on_adopted
         self._pace_s = pace_s
+        self._most_steps_on_base = most_steps_on_base
         self.pace = Pace()
 
     def warm_up(self) -> None:
@@ -95,6 +103,12 @@ class Trainer:
         while not stop.is_set():
             step_began_s = time.monotonic()
             at = self._adopt(at)
+            if self._is_bound(at):
+                if in_flight is not None:
+                    last_s = self._complete(in_flight, last_s)
+                    in_flight = None
+                at = self._pause(at, stop)
+                continue
             result = self._dispatch(at, inner)
             inner = result.inner
             at = self._after(at, result.params)
@@ -109,6 +123,21 @@ class Trainer:
             self.pace.total_s = time.monotonic() - began_s
         if in_flight is not None:
             self._complete(in_flight, last_s)
+
+    def _is_bound(self, at: Completed) -> bool:
+        most = self._most_steps_on_base()
+        if most is None:
+            return False
+        return any(base is not None and at.step - base.step >= most for base in at.bases)
+
+    def _pause(self, at: Completed, stop: threading.Event) -> Completed:
+        """Wait for a new version; what this costs is counted as synchronisation."""
+        began_s, before_s = time.monotonic(), self.pace.sync_s
+        while self._is_bound(at) and not stop.is_set():
+            self._island.wait_prepared(PAUSE_POLL_S)
+            at = self._adopt(at)
+        self.pace.sync_s = before_s + time.monotonic() - began_s
+        return at
 
     def adopt_now(self) -> None:
         """Adopt what is prepared while no step is under way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,12 @@ from jaxtyping import Float32
 
 from fragments.digest import digest_hex
 from fragments.errors import NonFiniteError
-from fragments.layout import Layout
+from fragments.layout import FragmentLayout, Layout
 from fragments.payload import Payload, decode_int8, encode_f32, encode_int8
 from fragments.quantize import flush_subnormals, valid_counts
 from fragments.records import ContributionKey, Update, Version
 from fragments.runspec import RunSpec
-from outer_server.core.merge import Encoded, weighted_average
+from outer_server.core.merge import Encoded, Part, merge
 from outer_server.core.state import MergeOrder
 from outer_server.core.step import (
     FragmentParameters,
@@ -66,8 +66,8 @@ class Parameters:
         """Compile merge and step, so that the first round does not wait for it."""
         shape = (self.layout.rows_padded, self.layout.block)
         silent: Encoded = (np.zeros(shape, np.int8), np.zeros(shape[0], np.uint16))
-        merged = weighted_average([(1.0, silent)], shape)
-        bool(self._step(self.fragments[0], merged, self._valid[0]).finite)
+        merged_BxN = self._merge(self.layout.fragments[0], [Part(1.0, (silent,))])
+        bool(self._step(self.fragments[0], merged_BxN, self._valid[0]).finite)
 
     def apply(
         self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload], epoch: int
@@ -81,8 +81,7 @@ class Parameters:
         """
         index = order.fragment
         layout = self.layout.fragments[index]
-        shape = (self.layout.rows_padded, self.layout.block)
-        merged_BxN = weighted_average(self._decoded(order, payloads), shape)
+        merged_BxN = self._merge(layout, self._parts(order, payloads))
         stepped = self._step(self.fragments[index], merged_BxN, self._valid[index])
         if not bool(stepped.finite):
             raise NonFiniteError(
@@ -109,16 +108,23 @@ class Parameters:
         )
         return update, stepped.parameters
 
+    def _merge(self, layout: FragmentLayout, parts: Sequence[Part]) -> Float32[jax.Array, "B N"]:
+        return merge(parts, layout, self.layout.rows_padded, radial=self.spec.merge == "rda")
+
     def full(self, index: int, broadcast_BxN: Float32[jax.Array, "B N"]) -> Payload:
         """A fragment's broadcast copy, encoded exactly."""
         layout = self.layout.fragments[index]
         return encode_f32(layout, np.asarray(broadcast_BxN), self.spec.codec.zstd_level)
 
-    def _decoded(
-        self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload]
-    ) -> Iterator[tuple[float, Encoded]]:
+    def _parts(self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload]) -> list[Part]:
         layout = self.layout.fragments[order.fragment]
-        for participant in order.participants:
-            for meta in participant.contributions:
-                decoded = decode_int8(layout, self.layout.rows_padded, payloads[meta.key])
-                yield participant.share, decoded
+        return [
+            Part(
+                participant.share,
+                tuple(
+                    decode_int8(layout, self.layout.rows_padded, payloads[meta.key])
+                    for meta in participant.contributions
+                ),
+            )
+            for participant in order.participants
+        ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from outer_server.core.close import smoothed
 from outer_server.core.state import RunState, SlotClock
 
 
@@ -13,7 +14,7 @@ def kth_largest(positions: Sequence[int], k: int) -> int:
     return sorted(positions, reverse=True)[k - 1]
 
 
-def advance(state: RunState) -> RunState:
+def advance(state: RunState, now_s: float) -> RunState:
     """Set t to the K_eff-th largest position among live learners; t never falls.
 
     Where a death would put the K_eff-th position below t, all live positions
@@ -24,10 +25,22 @@ def advance(state: RunState) -> RunState:
         return state
     reached = kth_largest([record.position for record in live], state.quorum_effective)
     if reached >= state.global_step:
-        return replace(state, global_step=reached)
+        return _stepped(state, reached, now_s)
     shift = state.global_step - reached
     moved = {r.name: replace(r, position=r.position + shift) for r in live}
     return replace(state, learners={**state.learners, **moved})
+
+
+def _stepped(state: RunState, reached: int, now_s: float) -> RunState:
+    """t moves to `reached`; what a step of the clock takes is averaged (xi_step)."""
+    steps = reached - state.global_step
+    if steps == 0:
+        return state
+    averages = state.averages
+    if state.stepped_at_s is not None:
+        sample_s = (now_s - state.stepped_at_s) / steps
+        averages = replace(averages, step_s=smoothed(averages.step_s, sample_s))
+    return replace(state, global_step=reached, averages=averages, stepped_at_s=now_s)
 
 
 def slot_step(slots: SlotClock, slot: int, num_fragments: int) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from outer_server.core.state import LearnerRecord, Round, RunState, Timing
+from fragments.runspec import ClosingSettings
+from outer_server.core.state import Averages, LearnerRecord, Round, RunState, Timing
 
 DEVIATIONS = 4.0
 """A learner is late past mean + this many deviations (RFC 6298's K)."""
@@ -57,6 +58,19 @@ def deadline_s(timing: Timing) -> float:
     return timing.mean_s + DEVIATIONS * timing.deviation_s + GRANULARITY_S
 
 
+def smoothed(average_s: float, sample_s: float) -> float:
+    """A moving average with weight 1/8 for the newest sample; the first sample is taken whole."""
+    return sample_s if average_s == 0.0 else 0.875 * average_s + 0.125 * sample_s
+
+
+def paper_grace_s(averages: Averages, closing: ClosingSettings) -> float:
+    """g = max(0, gamma * (tau * xi_step - (xi_quorum + xi_sync))), in seconds (Decoupled
+    DiLoCo, section 3).
+    """
+    overlap_s = closing.tau_steps * averages.step_s
+    return max(0.0, closing.gamma * (overlap_s - (averages.quorum_s + averages.sync_s)))
+
+
 def missing(state: RunState, round_: Round) -> tuple[LearnerRecord, ...]:
     """Asked learners that are live and have neither answered nor declined."""
     done = round_.answered | round_.declined
@@ -76,7 +90,8 @@ def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool)
     """Whether a collecting round closes now.
 
     It closes when every asked live learner has answered; or when K_eff answers
-    are in and each missing one is past its own deadline or known to be absent;
+    are in and each missing one is past its own deadline or known to be absent
+    (with the paper's rule: the grace window after the K_eff-th answer is over);
     with K_eff answers at the latest once `bound_reached` (H/2 steps after
     opening, or the end of the closing lap). Below K_eff it waits: its
     fragment's next slot abandons it.
@@ -91,12 +106,22 @@ def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool)
         return Decision(Verdict.WAIT, f"{answered} of {state.quorum_effective} answers are in")
     if bound_reached:
         return Decision(Verdict.CLOSE, "the longest wait of a round is over")
+    if state.spec.closing.rule == "paper":
+        return _within_grace(state, round_, now_s)
     patient = [r for r in absent if r.timing.missed_in_a_row < MISSES_BEFORE_IGNORED]
     until_s = _latest(patient, round_.opened_at_s)
     if now_s >= until_s:
         names = ", ".join(record.name for record in absent)
         return Decision(Verdict.CLOSE, f"past the learned deadline of {names}")
     return Decision(Verdict.WAIT, f"waiting for {len(absent)} asked learners", until_s)
+
+
+def _within_grace(state: RunState, round_: Round, now_s: float) -> Decision:
+    grace_s = paper_grace_s(state.averages, state.spec.closing)
+    quorum_at_s = round_.opened_at_s if round_.quorum_at_s is None else round_.quorum_at_s
+    if now_s >= quorum_at_s + grace_s:
+        return Decision(Verdict.CLOSE, f"the grace window of {grace_s:.3f} s is over")
+    return Decision(Verdict.WAIT, "within the grace window", quorum_at_s + grace_s)
 
 
 def _latest(records: Iterable[LearnerRecord], opened_at_s: float) -> float:

@@ -13,7 +13,7 @@ from fragments.records import (
     Role,
     Version,
 )
-from outer_server.core.close import observe
+from outer_server.core.close import contributors, observe, smoothed
 from outer_server.core.events import (
     Contributed,
     Declined,
@@ -77,7 +77,7 @@ def decline(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
     return state, [Note("declined", str(asked.reason), fields)]
 
 
-def adopted(state: RunState, event: HasAdopted) -> tuple[RunState, list[Effect]]:
+def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState, list[Effect]]:
     """Note the base; end the lease of a learner whose copy differs from the server's."""
     told = event.adopted
     if not 0 <= told.fragment < len(state.fragments) or told.version.epoch != state.epoch:
@@ -96,7 +96,13 @@ def adopted(state: RunState, event: HasAdopted) -> tuple[RunState, list[Effect]]
         fields = (("learner", event.learner), ("fragment", told.fragment))
         return state, [Note("digest_mismatch", reason, fields), Disconnect(event.learner, goodbye)]
     base = replace(base, version=told.version.number, at_step=told.at_step, digest=told.digest)
-    return state.with_learner(record.with_base(told.fragment, base)), []
+    state = state.with_learner(record.with_base(told.fragment, base))
+    if fragment.closed_at_s is not None and told.version.number == fragment.version:
+        averages = state.averages
+        sync_s = smoothed(averages.sync_s, now_s - fragment.closed_at_s)
+        state = replace(state, averages=replace(averages, sync_s=sync_s))
+        state = state.with_fragment(told.fragment, replace(fragment, closed_at_s=None))
+    return state, []
 
 
 def evaluated(state: RunState, event: Evaluated, now_s: float) -> tuple[RunState, list[Effect]]:
@@ -160,12 +166,31 @@ def contribute(
         or event.asked_version != Version(state.epoch, round_.version)
     )
     record = _consumed(state.learners[event.learner], event, now_s, late=is_late)
+    if is_late and state.spec.late == "drop":
+        refusal = Refusal(RefusalCode.STALE, "its round has closed, and late ones are dropped")
+        return _count_refused(state.with_learner(record), event, refusal)
     if round_ is not None and not is_late:
         round_ = replace(round_, answered=round_.answered | {event.learner})
     fragment = replace(fragment, round=round_, arrived=(*fragment.arrived, event.meta))
     state = state.with_learner(record).with_fragment(key.fragment, fragment)
+    state = _note_quorum(state, key.fragment, now_s)
     state = replace(state, tokens_pushed=state.tokens_pushed + event.meta.tokens)
     return state, Receipt(key, late=is_late), []
+
+
+def _note_quorum(state: RunState, index: int, now_s: float) -> RunState:
+    """Time the K_eff-th answer of an open round, once."""
+    fragment = state.fragments[index]
+    round_ = fragment.round
+    if round_ is None or round_.quorum_at_s is not None:
+        return state
+    if len(contributors(state, index)) < state.quorum_effective:
+        return state
+    averages = state.averages
+    quorum_s = smoothed(averages.quorum_s, now_s - round_.opened_at_s)
+    round_ = replace(round_, quorum_at_s=now_s)
+    state = state.with_fragment(index, replace(fragment, round=round_))
+    return replace(state, averages=replace(averages, quorum_s=quorum_s))
 
 
 def _consumed(

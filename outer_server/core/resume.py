@@ -18,7 +18,7 @@ def resume(state: RunState, generation: int, *, clean: bool) -> RunState:
     After an unclean stop the snapshot may be older than what was published. Then
     a new epoch begins: every base, and every contribution to one, is void.
     """
-    state = replace(state, generation=generation, due=(), closing_until_s=0.0)
+    state = replace(state, generation=generation, due=(), closing_until_s=0.0, stepped_at_s=None)
     if state.phase is not Phase.FINISHED:
         reason = "the server was restarted"
         state = replace(state, phase=Phase.WAITING, phase_reason=reason)
@@ -39,6 +39,7 @@ def resume(state: RunState, generation: int, *, clean: bool) -> RunState:
 
 
 def _parked(fragment: FragmentState) -> FragmentState:
+    fragment = replace(fragment, closed_at_s=None)
     if fragment.round is None:
         return fragment
     order = fragment.round.order

@@ -28,7 +28,11 @@ from outer_server.core.weights import merge_order
 
 
 def eligible(state: RunState, fragment: int) -> tuple[LearnerRecord, ...]:
-    """Live learners with a step on a base that no contribution has consumed."""
+    """Live learners with a step on a base that no contribution has consumed.
+
+    With `asked="reached"` only those whose own position has reached the global
+    step: it is known to lose (see docs/study.md) and kept to show that.
+    """
     current = state.fragments[fragment].version
     return tuple(
         record
@@ -36,6 +40,7 @@ def eligible(state: RunState, fragment: int) -> tuple[LearnerRecord, ...]:
         if (base := record.bases[fragment]).version > base.consumed
         and record.report.step > base.at_step
         and current - base.version <= state.spec.staleness_bound
+        and (state.spec.asked == "all" or record.position >= state.global_step)
     )
 
 
@@ -48,7 +53,7 @@ def slot_came(state: RunState, fragment: int, now_s: float) -> tuple[RunState, l
     if round_ is not None:
         decision = close.decide(state, round_, now_s, bound_reached=True)
         if decision.verdict is close.Verdict.CLOSE:
-            return close_round(state, round_, decision.reason)
+            return close_round(state, round_, decision.reason, now_s)
         state, effects = abandon(state, round_, "its fragment's next slot came")
     if fragment not in state.due:
         state = replace(state, due=(*state.due, fragment))
@@ -104,7 +109,7 @@ def close_ready(state: RunState, now_s: float) -> tuple[RunState, list[Effect], 
         decision = close.decide(state, round_, now_s, bound_reached=bound_reached)
         more: list[Effect] = []
         if decision.verdict is close.Verdict.CLOSE:
-            state, more = close_round(state, round_, decision.reason)
+            state, more = close_round(state, round_, decision.reason, now_s)
         elif decision.verdict is close.Verdict.ABANDON:
             state, more = abandon(state, round_, decision.reason)
         elif state.phase is Phase.CLOSING and now_s >= state.closing_until_s:
@@ -121,7 +126,9 @@ def _longest_wait_over(state: RunState, round_: Round, now_s: float) -> bool:
     return state.global_step - round_.opened_at_step >= max(1, state.slots.interval // 2)
 
 
-def close_round(state: RunState, round_: Round, reason: str) -> tuple[RunState, list[Effect]]:
+def close_round(
+    state: RunState, round_: Round, reason: str, now_s: float
+) -> tuple[RunState, list[Effect]]:
     """Stop collecting and have what arrived merged."""
     fragment = state.fragments[round_.fragment]
     absent = close.missing(state, round_)
@@ -137,7 +144,9 @@ def close_round(state: RunState, round_: Round, reason: str) -> tuple[RunState, 
         return state, [*effects, *_abandoned_note(round_, "all that arrived is too stale")]
     order = merge_order(round_.fragment, round_.version, fresh, state.spec.weight_bound)
     merging = replace(round_, stage=RoundStage.MERGING, order=order)
-    state = state.with_fragment(round_.fragment, replace(fragment, round=merging, arrived=()))
+    state = state.with_fragment(
+        round_.fragment, replace(fragment, round=merging, arrived=(), closed_at_s=now_s)
+    )
     names = ",".join(p.learner for p in order.participants)
     fields = (
         ("fragment", round_.fragment),

@@ -93,7 +93,7 @@ def _record_spoken(
         case Declined():
             state, effects = receive.decline(state, event)
         case HasAdopted():
-            state, effects = receive.adopted(state, event)
+            state, effects = receive.adopted(state, event, now_s)
         case Evaluated():
             state, effects = receive.evaluated(state, event, now_s)
         case Attached():
@@ -116,7 +116,7 @@ def settle(state: RunState, now_s: float) -> tuple[RunState, list[Effect], float
     state, effects, wake_at_s = _expire(state, now_s)
     state, more = _phase(state, now_s)
     effects += more
-    state = clock.advance(state)
+    state = clock.advance(state, now_s)
     state, due = clock.pass_slots(state)
     if state.phase is Phase.TRAINING:
         for fragment in due:

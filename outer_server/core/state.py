@@ -138,6 +138,7 @@ class Round:
     answered: frozenset[str] = frozenset()
     declined: frozenset[str] = frozenset()
     stage: RoundStage = RoundStage.COLLECTING
+    quorum_at_s: float | None = None
     order: MergeOrder | None = None
 
 
@@ -151,6 +152,18 @@ class FragmentState:
     digest: str = ""
     round: Round | None = None
     arrived: tuple[ContributionMeta, ...] = ()
+    closed_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """Moving averages of the paper's grace rule, in seconds: xi_step, xi_quorum (opening
+    to the K_eff-th answer) and xi_sync (closing to the first adoption). 0 before a sample.
+    """
+
+    step_s: float = 0.0
+    quorum_s: float = 0.0
+    sync_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +209,8 @@ class RunState:
     rounds_merged: int = 0
     rounds_abandoned: int = 0
     closing_until_s: float = 0.0
+    averages: Averages = Averages()
+    stepped_at_s: float | None = None
     evaluations: tuple[EvaluationRecord, ...] = ()
 
     def with_learner(self, record: LearnerRecord) -> RunState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import optax
 from jaxtyping import Array, Bool, Float32, Int8, Int32, UInt16, UInt32
 
 from fragments.digest import digest_blocks
+from fragments.errors import SettingsError
 from fragments.quantize import apply_update, quantize
 from fragments.runspec import OuterSettings
 
@@ -48,12 +50,25 @@ def outer_optimizer(settings: OuterSettings) -> optax.GradientTransformation:
     """SGD on the merged pseudo-gradient D, with momentum: b <- mu*b + D, and
     theta <- theta - eta*(D + mu*b) with Nesterov, theta - eta*b without (DiLoCo,
     arXiv 2311.08105, section 2). Momentum 0 has no buffer.
+
+    Or the transformation that `settings.factory` names; SettingsError where it
+    does not exist or does not take the settings given.
     """
-    return optax.sgd(
-        settings.learning_rate,
-        momentum=settings.momentum or None,
-        nesterov=settings.nesterov and settings.momentum > 0,
-    )
+    if not settings.factory:
+        return optax.sgd(
+            settings.learning_rate,
+            momentum=settings.momentum or None,
+            nesterov=settings.nesterov and settings.momentum > 0,
+        )
+    module, _, name = settings.factory.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+        made = factory(settings.learning_rate, **settings.settings)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise SettingsError(f"outer optimizer {settings.factory!r}: {error}") from error
+    if not isinstance(made, optax.GradientTransformation):
+        raise SettingsError(f"outer optimizer {settings.factory!r} is no optax transformation")
+    return made
 
 
 def newborn(

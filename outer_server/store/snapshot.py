@@ -75,7 +75,7 @@ def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> tuple[Snapsho
     Damaged ones are passed over, with a warning. Raises RunDirectoryError when
     there is none.
     """
-    reasons = []
+    reasons: list[str] = []
     for path in reversed(numbered(directory)):
         try:
             return _read(path, spec, layout), not reasons

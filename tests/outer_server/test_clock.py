@@ -37,21 +37,21 @@ def _state(positions: dict[str, int], *, quorum: int = 1, step: int = 0) -> RunS
 
 def test_the_global_step_is_the_kth_largest_position() -> None:
     positions = {"a": 9, "b": 7, "c": 2}
-    assert clock.advance(_state(positions, quorum=1)).global_step == 9
-    assert clock.advance(_state(positions, quorum=2)).global_step == 7
-    assert clock.advance(_state(positions, quorum=3)).global_step == 2
+    assert clock.advance(_state(positions, quorum=1), 0.0).global_step == 9
+    assert clock.advance(_state(positions, quorum=2), 0.0).global_step == 7
+    assert clock.advance(_state(positions, quorum=3), 0.0).global_step == 2
     # K_eff = min(K, live).
-    assert clock.advance(_state(positions, quorum=9)).global_step == 2
+    assert clock.advance(_state(positions, quorum=9), 0.0).global_step == 2
 
 
 def test_after_the_fastest_dies_the_survivors_next_step_counts_at_once() -> None:
     state = _state({"fast": 40, "b": 10, "c": 9}, step=40)
     state = replace(state, learners={**state.learners, "fast": _learner("fast", 40, live=False)})
-    state = clock.advance(state)
+    state = clock.advance(state, 0.0)
     assert state.global_step == 40
     assert (state.learners["b"].position, state.learners["c"].position) == (40, 39)
     stepped = replace(state.learners["b"], position=41)
-    assert clock.advance(state.with_learner(stepped)).global_step == 41
+    assert clock.advance(state.with_learner(stepped), 0.0).global_step == 41
 
 
 def _pass(state: RunState, step: int) -> tuple[RunState, tuple[int, ...]]:

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fragments.records import ContributionKey, Report, Role, Version
+from fragments.runspec import ClosingSettings
 from outer_server.core import close
 from outer_server.core.close import GRANULARITY_S, Verdict
 from outer_server.core.state import (
+    Averages,
     Base,
     ContributionMeta,
     FragmentState,
@@ -57,9 +59,9 @@ def _meta(learner: str) -> ContributionMeta:
 
 
 def _state(
-    *, quorum: int, timings: dict[str, Timing], answered: list[str]
+    *, quorum: int, timings: dict[str, Timing], answered: list[str], **spec: object
 ) -> tuple[RunState, Round]:
-    state = new_state(tiny_spec(quorum=quorum), ["", ""], generation=1)
+    state = new_state(tiny_spec(quorum=quorum, **spec), ["", ""], generation=1)
     round_ = Round(
         fragment=0,
         version=0,
@@ -127,3 +129,24 @@ def test_the_dead_are_not_waited_for_and_what_they_sent_counts() -> None:
 def test_a_round_that_everyone_declined_is_abandoned() -> None:
     state, round_ = _state(quorum=1, timings={"a": KNOWN}, answered=[])
     assert _verdict(state, replace(round_, declined=frozenset("a")), 10.0) is Verdict.ABANDON
+
+
+def test_the_papers_grace_at_and_over_its_bounds() -> None:
+    closing = ClosingSettings(rule="paper", gamma=0.5, tau_steps=4)
+    # 0.5 * (4*1.0 - (1.5 + 0.5)) = 1.0
+    assert close.paper_grace_s(Averages(1.0, 1.5, 0.5), closing) == 1.0
+    # Collecting and sending take as long as the overlap, or longer: no grace.
+    assert close.paper_grace_s(Averages(1.0, 3.5, 0.5), closing) == 0.0
+    assert close.paper_grace_s(Averages(1.0, 9.0, 0.5), closing) == 0.0
+    no_grace = ClosingSettings(rule="paper", gamma=0.0, tau_steps=4)
+    assert close.paper_grace_s(Averages(1.0, 0.0, 0.0), no_grace) == 0.0
+
+
+def test_with_the_papers_rule_a_round_closes_a_grace_after_the_quorum() -> None:
+    paper = {"rule": "paper", "gamma": 0.5, "tau_steps": 4}
+    timings = {"a": KNOWN, "b": KNOWN}
+    state, round_ = _state(quorum=1, timings=timings, answered=["a"], closing=paper)
+    state = replace(state, averages=Averages(step_s=1.0, quorum_s=1.5, sync_s=0.5))
+    round_ = replace(round_, quorum_at_s=11.5)
+    assert close.decide(state, round_, 12.0, bound_reached=False).look_again_s == 12.5
+    assert _verdict(state, round_, 12.5) is Verdict.CLOSE

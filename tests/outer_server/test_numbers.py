@@ -53,7 +53,7 @@ def _apply(
 
 def test_the_nesterov_outer_step_follows_the_written_out_recurrence() -> None:
     """b <- mu b + D; theta <- theta - eta (D + mu b), over five rounds of two learners."""
-    parameters = _newborn(tiny_spec(outer={"learning_rate": 0.5, "momentum": 0.8}))
+    parameters = _newborn(tiny_spec(outer={"learning_rate": 0.5, "momentum": 0.8}, merge="average"))
     theta = np.asarray(parameters.fragments[0].master_BxN).astype(np.float64)
     buffer = np.zeros_like(theta)
     for version in range(5):
@@ -70,7 +70,8 @@ def test_the_nesterov_outer_step_follows_the_written_out_recurrence() -> None:
 
 
 def test_plain_sgd_has_no_buffer_and_moves_by_the_average() -> None:
-    parameters = _newborn(tiny_spec(outer={"learning_rate": 1.0, "momentum": 0.0}))
+    plain = {"learning_rate": 1.0, "momentum": 0.0}
+    parameters = _newborn(tiny_spec(outer=plain, merge="average"))
     before = np.asarray(parameters.fragments[0].master_BxN)
     parts = [_contribution(parameters, "a", 0, 10), _contribution(parameters, "b", 1, 10)]
     _apply(parameters, parts, 0)
