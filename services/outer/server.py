@@ -86,10 +86,13 @@ class OuterServices:
     def start(self) -> None:
         """Binds both ports and serves; SettingsError, and nothing, when one cannot be had."""
         host = self._address.host
+        bulk = bind(self._bulk, Address(host, self._settings.bulk_port))
         try:
             control = bind(self._control, self._address)
-            bulk = bind(self._bulk, Address(host, self._settings.bulk_port))
         except SettingsError:
+            # A server that never ran keeps its port. Nobody can hold a lease yet, so what bulk
+            # would answer in this moment are refusals.
+            self._bulk.start()
             self.stop(grace_s=0)
             raise
         self._ports = Ports(control, bulk)

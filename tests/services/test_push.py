@@ -21,7 +21,7 @@ from tests.services.fake import DIGEST, LIMIT, RUN_ID, FakeOuter, contribution, 
 from tests.services.proxy import CutProxy
 
 MIB = 1 << 20
-SMALL_CHUNKS = QUICK.model_copy(update={"chunk_bytes": 1 << 16})
+SMALL_CHUNKS = QUICK.model_copy(update={"tries": 8, "chunk_bytes": 1 << 16})
 
 CutBulk = Callable[..., tuple[Site, CutProxy]]
 
@@ -87,10 +87,10 @@ def test_a_broken_push_goes_on_where_it_broke(cut_bulk: CutBulk) -> None:
 
 def test_progress_renews_patience(cut_bulk: CutBulk) -> None:
     """More breaks than tries, each after some progress: it still arrives."""
-    site, proxy = cut_bulk(up=True, cut_after=2 * MIB)
-    settings = SMALL_CHUNKS.model_copy(update={"tries": 3})
+    site, proxy = cut_bulk(up=True, cut_after=3 * MIB)
+    settings = SMALL_CHUNKS.model_copy(update={"tries": 5})
     link = site.link(settings)
-    sent = contribution(os.urandom(16 * MIB))
+    sent = contribution(os.urandom(24 * MIB))
     link.push(joined(link), sent)
     assert site.outer.contributions == [sent]
     assert proxy.cuts > settings.tries

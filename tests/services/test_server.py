@@ -184,21 +184,17 @@ def test_reflection_names_what_control_serves(site: Site) -> None:
     }
 
 
-def test_a_used_control_port_is_one_sentence(site: Site) -> None:
-    second = OuterServices(FakeOuter(), ServerSettings(address=site.address, bulk_port=0))
-    with pytest.raises(SettingsError, match=r"127\.0\.0\.1:\d+ is in use.*choose another port"):
-        second.start()
+@pytest.mark.parametrize("used", ["control", "bulk"])
+def test_a_used_port_is_one_sentence_and_the_other_stays_free(site: Site, used: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free: int = probe.getsockname()[1]
+    taken = getattr(site.services.ports, used)
+    control, bulk = (taken, free) if used == "control" else (free, taken)
+    settings = ServerSettings(address=f"127.0.0.1:{control}", bulk_port=bulk)
+    with pytest.raises(SettingsError, match=f":{taken} is in use.*choose another port"):
+        OuterServices(FakeOuter(), settings).start()
     assert fetch_status(site.address).run_id == RUN_ID
-
-
-def test_a_used_bulk_port_leaves_the_control_port_free(site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address, bulk_port = f"127.0.0.1:{port}", site.services.ports.bulk
-    second = OuterServices(FakeOuter(), ServerSettings(address=address, bulk_port=bulk_port))
-    with pytest.raises(SettingsError, match=f":{bulk_port} is in use"):
-        second.start()
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", free)):
         pass
 
 
