@@ -1,0 +1,198 @@
+"""The server goes away and comes back: nobody stops training, nothing counts twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fragments.errors import RefusedError, UnreachableError
+from fragments.records import (
+    Contribution,
+    Hello,
+    Lease,
+    Phase,
+    Receipt,
+    RefusalCode,
+    RunDescription,
+    ServerNote,
+    Update,
+    Version,
+    Welcome,
+)
+from learner.ports import ControlLine
+from learner.run import Learner
+from outer_server.server import OuterServer
+from outer_server.store.rundir import create_run
+from tests.support.direct import DirectLink
+from tests.support.tiny import TinyProgram, tiny_birth, tiny_spec
+
+WAIT_S = 60.0
+
+
+class Site:
+    """A run directory whose server can be stopped and started; links go to the present one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stack = ExitStack()
+        self._server: OuterServer | None = None
+        self.lose_next_receipt = threading.Event()
+        self.pushes: list[Contribution] = []
+
+    def start(self) -> OuterServer:
+        self._server = self._stack.enter_context(OuterServer(self.path))
+        return self._server
+
+    def stop(self) -> None:
+        self._server = None
+        self._stack.close()
+
+    def link(self) -> DirectLink:
+        if self._server is None:
+            raise UnreachableError("the server is away")
+        return DirectLink(self._server)
+
+
+class AwayLink:
+    """A link that finds the site's server or is unreachable."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def describe(self) -> RunDescription:
+        return self._site.link().describe()
+
+    def join(self, hello: Hello) -> Welcome:
+        return self._site.link().join(hello)
+
+    def open_control(
+        self,
+        lease: Lease,
+        on_note: Callable[[ServerNote], None],
+        on_closed: Callable[[], None],
+    ) -> ControlLine:
+        return self._site.link().open_control(lease, on_note, on_closed)
+
+    def push(self, lease: Lease, contribution: Contribution) -> Receipt:
+        receipt = self._site.link().push(lease, contribution)
+        self._site.pushes.append(contribution)
+        if self._site.lose_next_receipt.is_set():
+            self._site.lose_next_receipt.clear()
+            raise UnreachableError("the answer was lost")
+        return receipt
+
+    def pull(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
+        return self._site.link().pull(lease, fragment, have)
+
+    def leave(self, lease: Lease, reason: str) -> None:
+        self._site.link().leave(lease, reason)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    spec = tiny_spec(budget_tokens=16 * 600, min_learners=2)
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    site = Site(tmp_path / "run")
+    yield site
+    site.stop()
+
+
+def _learner(site: Site, name: str) -> Learner:
+    link = AwayLink(site)
+    return Learner(name, TinyProgram(), link, link.describe(), pace_s=0.004)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(int(WAIT_S / 0.01)):
+        if condition():
+            return
+        done.wait(0.01)
+    pytest.fail("waited too long")
+
+
+def test_an_orderly_restart_is_survived_without_joining_again(site: Site) -> None:
+    server = site.start()
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(_learner(site, n).run, threading.Event()) for n in "ab"]
+        _until(lambda: server.status().rounds_merged >= 20)
+        site.stop()
+        before = server.status()
+        server = site.start()
+        assert server.status().epoch == 1
+        assert server.status().rounds_merged >= before.rounds_merged
+        outcomes = [end.result(WAIT_S) for end in ends]
+    after = server.status()
+    assert after.phase is Phase.FINISHED
+    assert {outcome.weights_digest for outcome in outcomes} == {after.weights_digest}
+    assert [learner.joins for learner in after.learners] == [1, 1]
+    # Steps made while the server was away are counted when it is back.
+    assert after.tokens_trained == sum(outcome.tokens for outcome in outcomes)
+
+
+def test_after_an_unclean_stop_learners_take_the_new_epochs_weights(site: Site) -> None:
+    server = site.start()
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(_learner(site, n).run, threading.Event()) for n in "ab"]
+        _until(lambda: server.status().rounds_merged >= 10)
+        site.stop()
+        record = json.loads((site.path / "server.json").read_text())
+        (site.path / "server.json").write_text(json.dumps(record | {"clean": False}))
+        server = site.start()
+        outcomes = [end.result(WAIT_S) for end in ends]
+    after = server.status()
+    assert after.epoch == 2
+    assert {outcome.weights_digest for outcome in outcomes} == {after.weights_digest}
+    assert [learner.joins for learner in after.learners] == [2, 2]
+
+
+def test_a_lost_receipt_is_asked_for_again_and_counts_once(site: Site) -> None:
+    server = site.start()
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(_learner(site, n).run, threading.Event()) for n in "ab"]
+        _until(lambda: server.status().rounds_merged >= 6)
+        site.lose_next_receipt.set()
+        _until(lambda: not site.lose_next_receipt.is_set())
+        for end in ends:
+            end.result(WAIT_S)
+    keys = [push.key for push in site.pushes]
+    assert len(keys) - len(set(keys)) == 1, "the lost one was repeated"
+    merged = sum(learner.contributions_merged for learner in server.status().learners)
+    assert merged <= len(set(keys))
+
+
+def test_a_doubled_process_is_fenced_off_and_the_newer_goes_on(site: Site) -> None:
+    server = site.start()
+    with ThreadPoolExecutor(3) as pool:
+        older = pool.submit(_learner(site, "a").run, threading.Event())
+        other = pool.submit(_learner(site, "b").run, threading.Event())
+        _until(lambda: server.status().rounds_merged >= 4)
+        newer = pool.submit(_learner(site, "a").run, threading.Event())
+        with pytest.raises(RefusedError) as fenced:
+            older.result(WAIT_S)
+        assert newer.result(WAIT_S).finished
+        assert other.result(WAIT_S).finished
+    assert fenced.value.code is RefusalCode.FENCED
+
+
+def test_a_stopped_learner_leaves_and_says_so(site: Site) -> None:
+    server = site.start()
+    stop = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        a = pool.submit(_learner(site, "a").run, stop)
+        b = pool.submit(_learner(site, "b").run, stop)
+        _until(lambda: server.status().rounds_merged >= 4)
+        stop.set()
+        outcomes = [a.result(WAIT_S), b.result(WAIT_S)]
+    assert not any(outcome.finished for outcome in outcomes)
+    assert [learner.state.value for learner in server.status().learners] == ["left", "left"]
+    assert server.status().phase is Phase.WAITING
