@@ -1,0 +1,250 @@
+"""A learner on the virtual clock: a real island and real steps, at the times its world says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+
+from fragments.layout import Layout
+from fragments.records import Phase, Report, Welcome
+from fragments.runspec import RunSpec
+from learner.island import Completed, Island
+from learner.program import Inner, Params, Program, Shard
+from learner.tokens import TokenClock
+from simulation.clock import Order, VirtualClock
+from simulation.connection import Connection, Traffic
+from simulation.server import SimulatedServer
+from simulation.world import Link, StepTimes
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one learner did over all its processes. Steps lost: trained, then gone with a death
+    before anything that holds them was sent; a share of the fragments counts as that share.
+    """
+
+    steps: int = 0
+    steps_lost: float = 0.0
+    deaths: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all learners of a run share."""
+
+    clock: VirtualClock
+    server: SimulatedServer
+    program: Program
+    spec: RunSpec
+    layout: Layout
+    structure: Params
+
+
+class SimulatedLearner:
+    """One name with its processes, one after the other.
+
+    Args:
+        setting: what all learners share.
+        name: the learner's name.
+        link: its line; `step_s` is the nominal step that the line's "steps" are measured in.
+        times: seconds of its steps.
+    """
+
+    def __init__(
+        self, setting: Setting, name: str, link: Link, step_s: float, times: StepTimes
+    ) -> None:
+        self.name = name
+        self.tally = Tally()
+        self.traffic = Traffic()
+        self._setting = setting
+        self._link = link
+        self._step_s = step_s
+        self._times = times
+        self._processes = 0
+        self._process: Process | None = None
+
+    def start(self, *, kept: bool = False) -> None:
+        """Begin a process; with `kept`, from the checkpoint that the last one left."""
+        before = self._process if kept else None
+        self._process = Process(
+            self._setting, self.name, self._link, self._step_s, self._times,
+            self._processes, self.traffic, self.tally, before,
+        )  # fmt: skip
+        self._processes += 1
+        self._process.connection.connect()
+
+    def die(self, *, kept: bool) -> None:
+        """Kill the process; with `kept`, a checkpoint of its last completed step is left."""
+        process = self._living()
+        process.end()
+        self.tally.deaths += 1
+        if not kept:
+            self.tally.steps_lost += process.steps_unsent()
+
+    def cut(self) -> None:
+        """Cut the line; training goes on."""
+        self._living().connection.cut()
+
+    def heal(self) -> None:
+        """Give the line back."""
+        self._living().connection.connect()
+
+    def stall(self) -> None:
+        """Make no further step; the line stays."""
+        self._living().stalled = True
+
+    def resume(self) -> None:
+        """Step on."""
+        process = self._living()
+        process.stalled = False
+        process.wake()
+
+    @property
+    def finished(self) -> bool:
+        """Has nothing more to do: no process, or one that holds the run's last versions."""
+        return self._process is None or self._process.ended or self._process.finished
+
+    @property
+    def island(self) -> Island | None:
+        """The present process's copy; None where there is no process."""
+        return None if self._process is None or self._process.ended else self._process.island
+
+    def _living(self) -> Process:
+        if self._process is None or self._process.ended:
+            raise ValueError(f"{self.name} has no process at {self._setting.clock.now_s:.1f} s")
+        return self._process
+
+
+class Process:
+    """One process of a learner: `learner.trainer` on the virtual clock.
+
+    A step is computed when it begins and counts when its time is over.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        name: str,
+        link: Link,
+        step_s: float,
+        times: StepTimes,
+        number: int,
+        traffic: Traffic,
+        tally: Tally,
+        before: Process | None,
+    ) -> None:
+        self._setting = setting
+        self._times = times
+        self._tally = tally
+        self._tokens = TokenClock()
+        self._heard: object = None
+        self._shard: Shard | None = None
+        self._inner: Inner | None = None
+        self._stepping = False
+        self._begin_is_set = False
+        self.stalled = False
+        self.ended = False
+        if before is None:
+            spec = setting.spec
+            self.island = Island(
+                name, setting.layout, spec.codec, setting.structure, 0, spec.adoption
+            )
+        else:
+            self.island, self._inner = before.island, before._inner
+        self.connection = Connection(
+            setting.clock, setting.server, self.island, link, step_s, number, traffic,
+            on_welcome=self._welcomed, on_change=self.wake,
+        )  # fmt: skip
+
+    @property
+    def finished(self) -> bool:
+        """Are the last versions of a finished run adopted?"""
+        over = self.connection.progress.phase is Phase.FINISHED
+        return over and not self._stepping and self.connection.idle
+
+    def steps_unsent(self) -> float:
+        """Completed steps that no answer holds, averaged over the fragments."""
+        now = self.island.completed
+        steps = [now.step - self.connection.sent_step(base.step, p) for p, base in
+                 enumerate(now.bases) if base is not None]  # fmt: skip
+        return sum(steps) / len(now.bases)
+
+    def end(self) -> None:
+        """Be killed."""
+        self.ended = True
+        self.connection.cut()
+
+    def wake(self) -> None:
+        """Something has changed: go on stepping where that is due."""
+        if self.ended or self._shard is None:
+            return
+        if not self._stepping and not self._begin_is_set:
+            self._begin_is_set = True
+            clock = self._setting.clock
+            clock.at(clock.now_s, Order.BEGIN, self._begin)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self._shard = Shard(welcome.shard_index, welcome.shard_count)
+        now = self.island.completed
+        if now.step == 0:
+            self.island.completed = replace(now, cursor=welcome.cursor)
+
+    def _begin(self) -> None:
+        """A step's boundary: adopt what is prepared, then step unless there is a reason not to."""
+        self._begin_is_set = False
+        if self.ended or self._stepping or self._shard is None:
+            return
+        adoption = self.island.adopt(self.island.completed)
+        at = adoption.completed
+        for adopted in adoption.adopted:
+            self.connection.adopted(adopted)
+        if not self._may_step(at, self._shard):
+            self.island.completed = at
+            return
+        if self._inner is None:
+            self._inner = self._setting.program.init_inner(at.params)
+        program = self._setting.program
+        batch = program.batch(self._shard, at.cursor)
+        result = program.step(at.params, self._inner, batch, jnp.float32(self._progress(at.tokens)))
+        tokens = at.tokens + program.tokens_per_step
+        done = Completed(at.step + 1, tokens, at.cursor + 1, result.params, at.bases)
+        self._stepping = True
+        self._setting.clock.after(
+            self._times.next_s(), Order.COMPLETION, self._completer(done, result.inner)
+        )
+
+    def _may_step(self, at: Completed, shard: Shard) -> bool:
+        phase = self.connection.progress.phase
+        if self.stalled or phase in (Phase.CLOSING, Phase.FINISHED):
+            return False
+        if any(base is None for base in at.bases):
+            return False
+        overlap = self._setting.spec.adoption.max_overlap_steps
+        if overlap is None:
+            return True
+        interval = self._setting.spec.interval_steps(self.connection.progress.tokens_trained)
+        return all(base is None or at.step - base.step < interval + overlap for base in at.bases)
+
+    def _progress(self, own_tokens: int) -> float:
+        """Share of the budget that all have trained, as `learner.run` estimates it."""
+        progress = self.connection.progress
+        if progress is not self._heard:
+            self._heard = progress
+            self._tokens.observe(progress.tokens_trained, own_tokens)
+        share = self._tokens.estimate(own_tokens) / self._setting.spec.budget_tokens
+        return min(1.0, max(0.0, share))
+
+    def _completer(self, done: Completed, inner: Inner) -> Callable[[], None]:
+        def complete() -> None:
+            if self.ended:
+                return
+            self._stepping = False
+            self._inner = inner
+            self.island.completed = done
+            self._tally.steps += 1
+            self.connection.report(Report(done.step, done.tokens, done.cursor))
+            self.wake()
+
+        return complete

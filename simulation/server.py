@@ -1,0 +1,179 @@
+"""The outer server on the virtual clock: the scheduler of production, its effects performed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from fragments.errors import NonFiniteError, PayloadError
+from fragments.payload import Payload
+from fragments.records import Contribution, ContributionKey, Lease, Receipt, ServerNote, Update
+from outer_server import status
+from outer_server.core import membership
+from outer_server.core.events import (
+    Attached,
+    Contributed,
+    Discard,
+    Disconnect,
+    Effect,
+    Event,
+    Merged,
+    MergeRefused,
+    Note,
+    Publish,
+    Reply,
+    Send,
+    StartMerge,
+    Tick,
+)
+from outer_server.core.scheduler import handle
+from outer_server.core.state import ContributionMeta, MergeOrder, RunState
+from outer_server.core.step import FragmentParameters
+from outer_server.parameters import Parameters
+from outer_server.publications import Publications
+from simulation.clock import Order, Scheduled, VirtualClock
+
+Sink = Callable[[ServerNote], None]
+
+PROGRESS_EVERY_S = 1.0
+"""How often clock and phase are told to everyone, as the real server does."""
+
+
+class SimulatedServer:
+    """One run: what `outer_server.engine` is to threads, this is to the virtual clock.
+
+    Args:
+        clock: the run's.
+        state: where to begin.
+        parameters: the tensors; changed by this server alone.
+        merge_s: what a merge takes; merges follow one another.
+        on_event: called after every event has been dealt with.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        state: RunState,
+        parameters: Parameters,
+        merge_s: float = 0.0,
+        on_event: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.state = state
+        self.parameters = parameters
+        self.notes: list[Note] = []
+        self.published: list[FragmentParameters] = list(parameters.fragments)
+        self.bytes_published = 0
+        self._clock = clock
+        self._merge_s = merge_s
+        self._on_event = on_event
+        self._payloads: dict[ContributionKey, Payload] = {}
+        self._results: dict[tuple[int, int], tuple[Update, FragmentParameters]] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._merger_free_at_s = 0.0
+        self._tick: Scheduled | None = None
+        self._publications = Publications(parameters.full)
+        for index, fragment in enumerate(state.fragments):
+            version = membership.version_of(state, index)
+            broadcast = self.published[index].broadcast_BxN
+            self._publications.reset(index, version, fragment.digest, broadcast)
+        clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
+
+    def call(self, event: Event, payload: Payload | None = None, sink: Sink | None = None) -> Reply:
+        """Handle one event at the present moment; its reply, if it has one."""
+        if isinstance(event, Attached) and sink is not None:
+            refusal = membership.check_lease(self.state, event.learner, event.token)
+            if refusal is not None:
+                return refusal
+            self._sinks[event.learner] = sink
+        outcome = handle(self.state, event, self._clock.now_s, self.parameters.layout.digest)
+        is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
+        if isinstance(event, Contributed) and is_new and payload is not None:
+            self._payloads[event.meta.key] = payload
+        self.state = outcome.state
+        self._perform_all(outcome.effects)
+        self._look_again(outcome.wake_at_s)
+        self._on_event()
+        return outcome.reply
+
+    def contribute(self, lease: Lease, contribution: Contribution) -> Reply:
+        """Take a contribution that has arrived whole."""
+        meta = ContributionMeta(
+            contribution.key,
+            contribution.steps,
+            contribution.tokens,
+            contribution.cursor_from,
+            contribution.cursor_to,
+        )
+        digest = status.payload_digest(contribution.payload)
+        event = Contributed(lease.learner, lease.token, meta, contribution.asked_version, digest)
+        return self.call(event, payload=contribution.payload)
+
+    def updates(self, fragment: int, have: object) -> tuple[Update, ...]:
+        """What leads from the version `have` (None: nothing) to the newest."""
+        return self._publications.updates(fragment, have)  # type: ignore[arg-type]
+
+    def detach(self, learner: str) -> None:
+        """The stream of a learner broke."""
+        self._sinks.pop(learner, None)
+
+    def _perform_all(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(learner, note):
+                self._send(learner, note)
+            case StartMerge(order):
+                self._start_merge(order)
+            case Publish(fragment, version):
+                update, parameters = self._results.pop((fragment, version))
+                self.published[fragment] = parameters
+                self.bytes_published += len(update.payload.data)
+                self._publications.publish(update, parameters.broadcast_BxN)
+            case Discard(keys):
+                for key in keys:
+                    self._payloads.pop(key, None)
+            case Disconnect(learner, note):
+                sink = self._sinks.pop(learner, None)
+                if sink is not None:
+                    sink(note)
+            case Note():
+                self.notes.append(effect)
+
+    def _send(self, learner: str | None, note: ServerNote) -> None:
+        if learner is None:
+            for sink in list(self._sinks.values()):
+                sink(note)
+        elif learner in self._sinks:
+            self._sinks[learner](note)
+
+    def _start_merge(self, order: MergeOrder) -> None:
+        """Do the work now, and let it be done `merge_s` after the one before it."""
+        event: Event
+        payloads = {meta.key: self._payloads[meta.key] for meta in order.contributions}
+        try:
+            result = self.parameters.apply(order, payloads, self.state.epoch)
+        except (PayloadError, NonFiniteError) as error:
+            event = MergeRefused(order.fragment, order, str(error))
+        else:
+            update = result[0]
+            self._results[order.fragment, update.version.number] = result
+            event = Merged(order.fragment, update.version.number, update.digest, order)
+        begins_s = max(self._clock.now_s, self._merger_free_at_s)
+        self._merger_free_at_s = begins_s + self._merge_s
+        self._clock.at(self._merger_free_at_s, Order.ARRIVAL, lambda: self._call_quietly(event))
+
+    def _call_quietly(self, event: Event) -> None:
+        self.call(event)
+
+    def _look_again(self, wake_at_s: float) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        if wake_at_s < math.inf:
+            self._tick = self._clock.at(wake_at_s, Order.TIMER, lambda: self._call_quietly(Tick()))
+
+    def _tell_progress(self) -> None:
+        self._send(None, membership.progress(self.state))
+        self._clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
