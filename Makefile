@@ -34,6 +34,7 @@ lint: $(INSTALLED) ## Check style, types, layers between rooms, and protos
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/buf breaking protos --against protos/baseline.binpb
 	$(BIN)/mypy
 
 .PHONY: format
