@@ -65,40 +65,64 @@ def _draw_loss(axes: Axes, summary: Summary) -> None:
         summary.loss_unit,
     )
     right_edge = max(summary.tokens / 1e6, *tokens_M, 1e-9)
-    alone = f"one learner alone, {summary.alone_tokens / 1e6:.2g}M tokens"
-    levels = [
-        ("bigram model", summary.loss_bigram, _BIGRAM),
-        (alone, summary.loss_alone, _ALONE),
-    ]
-    for name, level, colour in levels:
-        if level is not None:
-            axes.axhline(level, color=colour, linewidth=1.3, linestyle=(0, (5, 4)))
-            axes.annotate(
-                f"{name}  {level:.2f}",
-                (right_edge, level),
-                (0, 4),
-                textcoords="offset points",
-                ha="right",
-                fontsize=9,
-                color=colour,
-            )
-    axes.plot(
-        tokens_M, losses, color=_LOSS, linewidth=2.2, marker="o", markersize=3.2, clip_on=False
+    axes.set_xlim(0, right_edge)
+    levels = _draw_levels(axes, summary, right_edge)
+    axes.plot(tokens_M, losses, color=_LOSS, linewidth=2.2, marker="o", markersize=3.2)
+    if not losses:
+        return
+    axes.annotate(
+        f"{losses[-1]:.2f}",
+        (tokens_M[-1], losses[-1]),
+        (0, -17),
+        textcoords="offset points",
+        ha="right",
+        fontsize=12,
+        fontweight="bold",
+        color=_LOSS,
     )
-    if losses:
+    # The first points are far above all that follows and would press it flat.
+    low, high = min([*losses, *levels]), max(losses)
+    top = min(high, 1.35 * max([*levels, losses[-1]]))
+    axes.set_ylim(low - 0.12 * (top - low) - 0.01, top + 0.05 * (top - low) + 0.01)
+    if top < high:
+        in_view_M = next(x for x, loss in zip(tokens_M, losses, strict=True) if loss <= top)
         axes.annotate(
-            f"{losses[-1]:.2f}",
-            (tokens_M[-1], losses[-1]),
-            (0, -15),
+            f"from {losses[0]:.2f}",
+            (in_view_M, top),
+            (8, -3),
             textcoords="offset points",
-            ha="right",
-            fontsize=11,
-            fontweight="bold",
+            va="center",
+            fontsize=9,
             color=_LOSS,
         )
-        lowest = min([*losses, *(level for _, level, _ in levels if level is not None)])
-        axes.set_ylim(lowest - 0.12 * (max(losses) - lowest) - 0.01, None)
-    axes.set_xlim(0, right_edge)
+
+
+def _draw_levels(axes: Axes, summary: Summary, right_edge: float) -> list[float]:
+    """The baselines as lines across; returns their losses.
+
+    The bigram's is soon above the curve, that of one learner alone below it nearly to the end: so
+    their names stand where the curve is not.
+    """
+    alone = f"one learner alone, {summary.alone_tokens / 1e6:.2g}M tokens"
+    drawn = []
+    for name, level, colour, x, offset, side in (
+        ("bigram model", summary.loss_bigram, _BIGRAM, right_edge, 5, "right"),
+        (alone, summary.loss_alone, _ALONE, 0.015 * right_edge, -13, "left"),
+    ):
+        if level is None:
+            continue
+        axes.axhline(level, color=colour, linewidth=1.3, linestyle=(0, (5, 4)))
+        axes.annotate(
+            f"{name}  {level:.2f}",
+            (x, level),
+            (0, offset),
+            textcoords="offset points",
+            ha=side,
+            fontsize=9,
+            color=colour,
+        )
+        drawn.append(level)
+    return drawn
 
 
 def _draw_learners(axes: Axes, summary: Summary, samples: Sequence[Sample]) -> None:

@@ -31,7 +31,11 @@ def run_status(
     now_s: float,
     tokens_per_s: float,
 ) -> RunStatus:
-    """What `diloco status` shows. `traffic`: bytes (up, down) by name."""
+    """What `diloco status` shows. `traffic`: bytes (up, down) by name.
+
+    Every fragment pushes and merges the same trained tokens once: the counters of pushed and
+    merged tokens are means over fragments, so that they compare with those of trained tokens.
+    """
     learners = [r for _, r in sorted(state.learners.items()) if r.role is Role.LEARNER]
     weights_digest = combine(
         (state.epoch, index, fragment.version, fragment.digest)
@@ -45,8 +49,8 @@ def run_status(
         epoch=state.epoch,
         global_step=state.global_step,
         tokens_trained=state.tokens_trained,
-        tokens_pushed=state.tokens_pushed,
-        tokens_merged=state.tokens_merged,
+        tokens_pushed=state.tokens_pushed // len(state.fragments),
+        tokens_merged=state.tokens_merged // len(state.fragments),
         tokens_budget=state.spec.budget_tokens,
         rounds_merged=state.rounds_merged,
         rounds_abandoned=state.rounds_abandoned,
@@ -113,7 +117,7 @@ def _learner(
         cursor=record.cursor,
         joins=tally.joins,
         contributions_merged=tally.contributions_merged,
-        tokens_merged=tally.tokens_merged,
+        tokens_merged=tally.tokens_merged // len(state.fragments),
         contributions_late=tally.contributions_late,
         contributions_refused=tally.contributions_refused,
         staleness=max(behind, default=0),

@@ -1,0 +1,92 @@
+"""A whole local run of real processes, with a learner killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.environment import child_environment, command
+from harness.summary import Summary
+
+TINY = (
+    *("--program.factory", "tests.harness.factory:build"),
+    *("--fragments", "2", "--codec.block", "8", "--sync-interval", "0:4,0.5:8"),
+    *("--evaluate-every-s", "0.5", "--pace-s", "0.02"),
+)
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("run", *TINY, *words), env=child_environment(), capture_output=True, text=True
+    )
+
+
+@pytest.mark.timeout(110)
+def test_a_run_survives_a_kill_and_ends_by_itself_with_equal_weights(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # About eleven seconds of training: long enough for the killed one to come back in it.
+    done = _run("--out", str(out), "--budget-tokens", "20000", "--kill", "us-east@60")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+    summary = Summary.read(out / "summary.json")
+    assert summary.finished
+    assert summary.digests_equal
+    assert summary.tokens >= 20_000
+    assert summary.rounds > 0
+    assert summary.loss_first is not None
+    assert summary.loss_last is not None
+    assert summary.loss_last < 0.1 * summary.loss_first
+    assert summary.loss_bigram == 1.0
+    assert summary.loss_alone is not None
+    assert summary.alone_tokens == summary.tokens // 3
+    assert sum(one.tokens for one in summary.learners) == summary.tokens
+    by_name = {one.name: one for one in summary.learners}
+    assert set(by_name) == {"asia-slow", "eu-west", "us-east"}
+    assert all(one.contributions_merged > 0 for one in summary.learners)
+    assert by_name["us-east"].joins == 2
+    assert by_name["us-east"].restarts == summary.restarts == 1
+    assert by_name["eu-west"].joins == 1
+    assert by_name["asia-slow"].steps < 0.5 * by_name["eu-west"].steps
+    happened = [(one.name, one.kind) for one in summary.events]
+    for event in ("killed", "died", "restarted", "rejoined"):
+        assert ("us-east", event) in happened
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "us-east rejoined after its kill -9" in done.stdout
+    assert "one learner alone" in done.stdout
+
+
+@pytest.mark.timeout(60)
+def test_a_run_stops_within_five_seconds_and_leaves_no_process(tmp_path: Path) -> None:
+    words = ("run", "--out", str(tmp_path / "out"), "--budget-tokens", "100000000", *TINY)
+    process = subprocess.Popen(
+        command(*words),
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline(), process.communicate()[1]  # the first line of status
+    place = json.loads((tmp_path / "out" / "run" / "address.json").read_text())
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=5)
+    assert process.returncode == 0, error
+    assert "stopped before the end" in out
+    assert "Traceback" not in error
+    with pytest.raises(ProcessLookupError):
+        os.kill(place["pid"], 0)
+    kept = json.loads((tmp_path / "out" / "run" / "server.json").read_text())
+    assert kept == {"generation": 1, "clean": True}
+
+
+def test_a_run_that_cannot_be_made_says_why_in_the_words_of_init(tmp_path: Path) -> None:
+    done = _run("--out", str(tmp_path / "out"), "--fragments", "99")
+    assert done.returncode == 1
+    assert done.stderr.startswith("diloco: init ended with exit code 2: diloco: cannot spread")
+    assert "Traceback" not in done.stderr
