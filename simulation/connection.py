@@ -35,7 +35,7 @@ from learner.island import Island
 from outer_server.core.events import Attached, Declined, Event, HasAdopted, Join, Reported
 from simulation.clock import Order, VirtualClock
 from simulation.pipe import Pipe
-from simulation.server import SimulatedServer
+from simulation.ports import Server
 from simulation.world import Link
 
 _NAMESPACE = uuid.UUID("6d0f6f3c-9b0c-4a3e-8f0e-0d5c2a0b7f11")
@@ -76,7 +76,7 @@ class Connection:
     def __init__(
         self,
         clock: VirtualClock,
-        server: SimulatedServer,
+        server: Server,
         island: Island,
         link: Link,
         step_s: float,

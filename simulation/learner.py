@@ -15,14 +15,14 @@ from learner.program import Inner, Params, Program, Shard
 from learner.tokens import TokenClock
 from simulation.clock import Order, VirtualClock
 from simulation.connection import Connection, Traffic
-from simulation.server import SimulatedServer
+from simulation.ports import Server
 from simulation.world import Link, StepTimes
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one learner did over all its processes. Steps lost: trained, then gone with a death
-    before anything that holds them was sent; a share of the fragments counts as that share.
+    """What one learner did over all its processes. Steps lost: trained, then gone before anything
+    that holds them was sent; a share of the fragments counts as that share.
     """
 
     steps: int = 0
@@ -35,7 +35,7 @@ class Setting:
     """What all learners of a run share."""
 
     clock: VirtualClock
-    server: SimulatedServer
+    server: Server
     program: Program
     spec: RunSpec
     layout: Layout
@@ -89,7 +89,9 @@ class SimulatedLearner:
 
     def heal(self) -> None:
         """Give the line back."""
-        self._living().connection.connect()
+        process = self._living()
+        process.cut_off()
+        process.connection.connect()
 
     def stall(self) -> None:
         """Make no further step; the line stays."""
@@ -144,6 +146,7 @@ class Process:
         self._inner: Inner | None = None
         self._stepping = False
         self._begin_is_set = False
+        self._cut_off: set[int] = set()
         self.stalled = False
         self.ended = False
         if before is None:
@@ -162,7 +165,8 @@ class Process:
     def finished(self) -> bool:
         """Are the last versions of a finished run adopted?"""
         over = self.connection.progress.phase is Phase.FINISHED
-        return over and not self._stepping and self.connection.idle
+        busy = self._stepping or self._begin_is_set
+        return over and not busy and self.connection.idle
 
     def steps_unsent(self) -> float:
         """Completed steps that no answer holds, averaged over the fragments."""
@@ -175,6 +179,10 @@ class Process:
         """Be killed."""
         self.ended = True
         self.connection.cut()
+
+    def cut_off(self) -> None:
+        """The line is back: the next adoption of each fragment may overwrite what was not sent."""
+        self._cut_off = set(range(len(self._setting.layout.fragments)))
 
     def wake(self) -> None:
         """Something has changed: go on stepping where that is due."""
@@ -199,6 +207,7 @@ class Process:
         adoption = self.island.adopt(self.island.completed)
         at = adoption.completed
         for adopted in adoption.adopted:
+            self._tally.steps_lost += self._lost_by_adopting(adopted.fragment)
             self.connection.adopted(adopted)
         if not self._may_step(at, self._shard):
             self.island.completed = at
@@ -214,6 +223,19 @@ class Process:
         self._setting.clock.after(
             self._times.next_s(), Order.COMPLETION, self._completer(done, result.inner)
         )
+
+    def _lost_by_adopting(self, fragment: int) -> float:
+        """Steps, as a share of the fragments, that a partition kept from being sent and that the
+        first adoption after it overwrites. (What is trained while an answer travels is overlap.)
+        """
+        now = self.island.completed
+        base = now.bases[fragment]
+        if fragment not in self._cut_off or base is None:
+            return 0.0
+        self._cut_off.discard(fragment)
+        if self._setting.spec.adoption.mode == "rebase":
+            return 0.0
+        return (now.step - self.connection.sent_step(base.step, fragment)) / len(now.bases)
 
     def _may_step(self, at: Completed, shard: Shard) -> bool:
         phase = self.connection.progress.phase

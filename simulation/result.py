@@ -18,7 +18,10 @@ class Point(_Model):
 
 
 class LearnerResult(_Model):
-    """One learner. `steps_lost`: trained, but gone with a death before they were sent."""
+    """One learner. `steps_lost`: trained, but gone before they were sent, with a death or when the
+    learner came back from a partition and adopted newer versions. `holds_final`: at the end it
+    holds the broadcast copy to the bit; None for one that has no process then.
+    """
 
     name: str
     steps: int
@@ -28,6 +31,7 @@ class LearnerResult(_Model):
     contributions_merged: int
     contributions_late: int
     contributions_refused: int
+    holds_final: bool | None = None
 
 
 class RunResult(_Model):
@@ -36,10 +40,14 @@ class RunResult(_Model):
     `loss` is the held-out loss of the final broadcast copy in `loss_unit`; `digest` is that of
     these weights. Tokens are those of all learners. `virtual_s` is when the budget was trained,
     `finished_s` when the last version was out. `goodput` is useful learner-steps (completed until
-    `virtual_s`, less those lost with a death) over those that the same hardware would have done
-    in that time without waits, stalls and deaths. `bits_up` and `bits_down` are bits per parameter
-    and synchronisation: payload bits over the parameters that they encode; full values to those
-    who join are in `bytes_down` only.
+    `virtual_s`, less those lost with a death or a partition) over those that the same hardware
+    would have done in that time without waits, stalls and deaths.
+
+    `bits_up` and `bits_down` are bits per parameter and synchronisation: payload bits over the
+    parameters that they encode; full values to those who join are in `bytes_down` only.
+    `tokens_pushed` and `tokens_merged` count every fragment for itself, as the server does;
+    `merged_share` is the latter over P times `tokens_trained`: what is missing was trained while a
+    new version was on its way, or was lost.
     """
 
     policy: str
@@ -48,6 +56,7 @@ class RunResult(_Model):
     tokens_trained: int
     tokens_pushed: int
     tokens_merged: int
+    merged_share: float
     rounds_merged: int
     rounds_abandoned: int
     virtual_s: float

@@ -18,9 +18,11 @@ from learner.program import Params, Program
 from outer_server.core.state import RunState, new_state
 from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
+from simulation.async_server import AsyncServer, Paced
 from simulation.clock import StalledError, VirtualClock
 from simulation.fate import Fate
 from simulation.learner import Setting, SimulatedLearner
+from simulation.ports import Server
 from simulation.result import LearnerResult, Point, RunResult
 from simulation.server import SimulatedServer
 from simulation.world import StepTimes, World, learner_name
@@ -38,6 +40,7 @@ def simulate(
     program: Program,
     params: Params,
     *,
+    applied_alone: Paced | None = None,
     policy: str = "decoupled",
     evaluations: int = EVALUATIONS,
     on_progress: Callable[[float], None] = lambda share: None,
@@ -48,6 +51,7 @@ def simulate(
         spec: all settings of the run; its seed also seeds the world's jitter. `max_learners` is
             set to the world's number of learners, which is also the number of data shards.
         params: version 0.
+        applied_alone: no rounds: every contribution is applied alone, pushed as this says.
         policy: what the result calls itself.
         on_progress: told the share of the budget trained, at every evaluation.
 
@@ -55,7 +59,8 @@ def simulate(
         SettingsError: when the world cannot be run under these settings.
         StalledError: when the run cannot end, such as K learners of which one never returns.
     """
-    return _Run(spec, world, program, params, evaluations, on_progress).go(policy)
+    run = _Run(spec, world, program, params, applied_alone, evaluations, on_progress)
+    return run.go(policy)
 
 
 @dataclass(slots=True)
@@ -87,6 +92,7 @@ class _Run:
         world: World,
         program: Program,
         params: Params,
+        applied_alone: Paced | None,
         evaluations: int,
         on_progress: Callable[[float], None],
     ) -> None:
@@ -100,9 +106,20 @@ class _Run:
         self._on_progress = on_progress
         self._curve = _Curve(program, codec, params, evaluations)
         self._clock = VirtualClock()
-        self._server = SimulatedServer(
-            self._clock, state, parameters, world.merge_s, self._server_moved
-        )
+        self._server: Server
+        if applied_alone is None:
+            self._server = SimulatedServer(
+                self._clock, state, parameters, world.merge_s, self._server_moved
+            )
+        else:
+            self._server = AsyncServer(
+                self._clock,
+                state,
+                parameters,
+                applied_alone,
+                program.tokens_per_step,
+                self._server_moved,
+            )
         setting = Setting(self._clock, self._server, program, spec, layout, params)
         self._learners = [
             SimulatedLearner(
@@ -182,6 +199,8 @@ class _Run:
             tokens_trained=state.tokens_trained,
             tokens_pushed=state.tokens_pushed,
             tokens_merged=state.tokens_merged,
+            merged_share=state.tokens_merged
+            / (len(state.fragments) * max(1, state.tokens_trained)),
             rounds_merged=state.rounds_merged,
             rounds_abandoned=state.rounds_abandoned,
             virtual_s=virtual_s,
@@ -212,6 +231,15 @@ def _completed(spec: RunSpec, world: World) -> RunSpec:
     return spec.model_copy(update={"max_learners": count, "run_id": spec.run_id or "simulated"})
 
 
+def _holds(learner: SimulatedLearner, digest: str) -> bool | None:
+    island = learner.island
+    if island is None:
+        return None
+    bases = enumerate(island.completed.bases)
+    held = [(b.version.epoch, p, b.version.number, b.digest) for p, b in bases if b is not None]
+    return combine(held) == digest
+
+
 def _bits(payload_bytes: int, parameters: int) -> float | None:
     return 8 * payload_bytes / parameters if parameters else None
 
@@ -228,4 +256,5 @@ def _learner(state: RunState, learner: SimulatedLearner) -> LearnerResult:
         contributions_merged=tally.contributions_merged if tally else 0,
         contributions_late=tally.contributions_late if tally else 0,
         contributions_refused=tally.contributions_refused if tally else 0,
+        holds_final=_holds(learner, weights_digest(state)),
     )

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable
 
 from fragments.errors import NonFiniteError, PayloadError
 from fragments.payload import Payload
-from fragments.records import Contribution, ContributionKey, Lease, Receipt, ServerNote, Update
+from fragments.records import (
+    Contribution,
+    ContributionKey,
+    Lease,
+    Receipt,
+    ServerNote,
+    Update,
+    Version,
+)
 from outer_server import status
 from outer_server.core import membership
 from outer_server.core.events import (
@@ -32,8 +40,7 @@ from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
 from outer_server.publications import Publications
 from simulation.clock import Order, Scheduled, VirtualClock
-
-Sink = Callable[[ServerNote], None]
+from simulation.ports import Sink
 
 PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone, as the real server does."""
@@ -61,8 +68,7 @@ class SimulatedServer:
         self.state = state
         self.parameters = parameters
         self.notes: list[Note] = []
-        self.published: list[FragmentParameters] = list(parameters.fragments)
-        self.bytes_published = 0
+        self._published: list[FragmentParameters] = list(parameters.fragments)
         self._clock = clock
         self._merge_s = merge_s
         self._on_event = on_event
@@ -74,26 +80,23 @@ class SimulatedServer:
         self._publications = Publications(parameters.full)
         for index, fragment in enumerate(state.fragments):
             version = membership.version_of(state, index)
-            broadcast = self.published[index].broadcast_BxN
+            broadcast = self._published[index].broadcast_BxN
             self._publications.reset(index, version, fragment.digest, broadcast)
         clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
 
-    def call(self, event: Event, payload: Payload | None = None, sink: Sink | None = None) -> Reply:
+    @property
+    def published(self) -> list[FragmentParameters]:
+        """All fragments as learners may pull them."""
+        return self._published
+
+    def call(self, event: Event, sink: Sink | None = None) -> Reply:
         """Handle one event at the present moment; its reply, if it has one."""
         if isinstance(event, Attached) and sink is not None:
             refusal = membership.check_lease(self.state, event.learner, event.token)
             if refusal is not None:
                 return refusal
             self._sinks[event.learner] = sink
-        outcome = handle(self.state, event, self._clock.now_s, self.parameters.layout.digest)
-        is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
-        if isinstance(event, Contributed) and is_new and payload is not None:
-            self._payloads[event.meta.key] = payload
-        self.state = outcome.state
-        self._perform_all(outcome.effects)
-        self._look_again(outcome.wake_at_s)
-        self._on_event()
-        return outcome.reply
+        return self._handle(event, None)
 
     def contribute(self, lease: Lease, contribution: Contribution) -> Reply:
         """Take a contribution that has arrived whole."""
@@ -106,15 +109,26 @@ class SimulatedServer:
         )
         digest = status.payload_digest(contribution.payload)
         event = Contributed(lease.learner, lease.token, meta, contribution.asked_version, digest)
-        return self.call(event, payload=contribution.payload)
+        return self._handle(event, contribution.payload)
 
-    def updates(self, fragment: int, have: object) -> tuple[Update, ...]:
-        """What leads from the version `have` (None: nothing) to the newest."""
-        return self._publications.updates(fragment, have)  # type: ignore[arg-type]
+    def updates(self, fragment: int, have: Version | None) -> tuple[Update, ...]:
+        """What leads from `have` to the newest version."""
+        return self._publications.updates(fragment, have)
 
     def detach(self, learner: str) -> None:
         """The stream of a learner broke."""
         self._sinks.pop(learner, None)
+
+    def _handle(self, event: Event, payload: Payload | None) -> Reply:
+        outcome = handle(self.state, event, self._clock.now_s, self.parameters.layout.digest)
+        is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
+        if isinstance(event, Contributed) and is_new and payload is not None:
+            self._payloads[event.meta.key] = payload
+        self.state = outcome.state
+        self._perform_all(outcome.effects)
+        self._look_again(outcome.wake_at_s)
+        self._on_event()
+        return outcome.reply
 
     def _perform_all(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -128,8 +142,7 @@ class SimulatedServer:
                 self._start_merge(order)
             case Publish(fragment, version):
                 update, parameters = self._results.pop((fragment, version))
-                self.published[fragment] = parameters
-                self.bytes_published += len(update.payload.data)
+                self._published[fragment] = parameters
                 self._publications.publish(update, parameters.broadcast_BxN)
             case Discard(keys):
                 for key in keys:
@@ -162,17 +175,17 @@ class SimulatedServer:
             event = Merged(order.fragment, update.version.number, update.digest, order)
         begins_s = max(self._clock.now_s, self._merger_free_at_s)
         self._merger_free_at_s = begins_s + self._merge_s
-        self._clock.at(self._merger_free_at_s, Order.ARRIVAL, lambda: self._call_quietly(event))
+        self._clock.at(self._merger_free_at_s, Order.ARRIVAL, lambda: self._happen(event))
 
-    def _call_quietly(self, event: Event) -> None:
-        self.call(event)
+    def _happen(self, event: Event) -> None:
+        self._handle(event, None)
 
     def _look_again(self, wake_at_s: float) -> None:
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
         if wake_at_s < math.inf:
-            self._tick = self._clock.at(wake_at_s, Order.TIMER, lambda: self._call_quietly(Tick()))
+            self._tick = self._clock.at(wake_at_s, Order.TIMER, lambda: self._happen(Tick()))
 
     def _tell_progress(self) -> None:
         self._send(None, membership.progress(self.state))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from fragments.records import Phase
 from fragments.runspec import ClosingSettings
 from outer_server.core.state import Averages, LearnerRecord, Round, RunState, Timing
 
@@ -91,7 +92,8 @@ def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool)
 
     It closes when every asked live learner has answered; or when K_eff answers
     are in and each missing one is past its own deadline or known to be absent
-    (with the paper's rule: the grace window after the K_eff-th answer is over);
+    (with the paper's rule: the grace window after the K_eff-th answer is over;
+    in the closing lap no deadline of a learner counts);
     with K_eff answers at the latest once `bound_reached` (H/2 steps after
     opening, or the end of the closing lap). Below K_eff it waits: its
     fragment's next slot abandons it.
@@ -109,6 +111,10 @@ def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool)
     if state.spec.closing.rule == "paper":
         return _within_grace(state, round_, now_s)
     patient = [r for r in absent if r.timing.missed_in_a_row < MISSES_BEFORE_IGNORED]
+    if state.phase is Phase.CLOSING and patient:
+        # The lap asks for all fragments at once, so answers queue up on each line and take longer
+        # than any deadline was learned from; and nobody trains on meanwhile, so nothing is lost.
+        return Decision(Verdict.WAIT, f"the closing lap waits for {len(patient)} asked learners")
     until_s = _latest(patient, round_.opened_at_s)
     if now_s >= until_s:
         names = ", ".join(record.name for record in absent)

@@ -1,0 +1,239 @@
+"""A server that applies every contribution alone, as it arrives: what the study shows to lose.
+
+It keeps the books with the core's own functions (leases, reports, bases), and has rules of its own
+in place of rounds. It exists in the simulation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import jax.numpy as jnp
+
+from fragments.errors import NonFiniteError
+from fragments.records import (
+    Ask,
+    Contribution,
+    Lease,
+    Phase,
+    Published,
+    Receipt,
+    Refusal,
+    RefusalCode,
+    ServerNote,
+    Update,
+    Version,
+)
+from outer_server.core import membership, receive
+from outer_server.core.events import Attached, Declined, Event, HasAdopted, Join, Reply, Reported
+from outer_server.core.state import ContributionMeta, MergeOrder, Participant, RunState
+from outer_server.core.step import FragmentParameters
+from outer_server.parameters import Parameters
+from outer_server.publications import Publications
+from simulation.async_policies import FractionalState
+from simulation.clock import Order, VirtualClock
+from simulation.ports import Sink
+from simulation.server import PROGRESS_EVERY_S
+
+Paced = Literal["learner", "server"]
+"""Who says when a fragment is pushed: every learner by its own steps, or the fastest for all."""
+
+
+class AsyncServer:
+    """The same face as `SimulatedServer`, with no round behind it.
+
+    A fragment is due every H steps, offsets spread as in the production clock: of each learner by
+    itself ("learner"), or of the fastest for all of them ("server"). A push makes a new version at
+    once; its sender pulls it ("learner"), or everybody does ("server"). At the budget everybody
+    is asked once more for everything, as in the closing lap.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        state: RunState,
+        parameters: Parameters,
+        paced: Paced,
+        tokens_per_step: int,
+        on_event: Callable[[], None],
+    ) -> None:
+        self.state = replace(state, phase=Phase.TRAINING)
+        self.parameters = parameters
+        self._clock = clock
+        self._paced = paced
+        self._tokens_per_step = tokens_per_step
+        self._on_event = on_event
+        self._sinks: dict[str, Sink] = {}
+        self._slots: dict[str, int] = {}
+        self._unanswered: set[tuple[str, int]] = set()
+        self._publications = Publications(parameters.full)
+        for index, fragment in enumerate(state.fragments):
+            version = membership.version_of(state, index)
+            broadcast = parameters.fragments[index].broadcast_BxN
+            self._publications.reset(index, version, fragment.digest, broadcast)
+        clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
+
+    @property
+    def published(self) -> list[FragmentParameters]:
+        """All fragments as learners may pull them."""
+        return list(self.parameters.fragments)
+
+    def call(self, event: Event, sink: Sink | None = None) -> Reply:
+        """Handle what a learner says."""
+        reply: Reply = None
+        match event:
+            case Join():
+                joined = membership.join(
+                    self.state, event, self._clock.now_s, self.parameters.layout.digest
+                )
+                self.state, reply = joined[0], joined[1]
+            case Attached(learner=learner):
+                if sink is not None:
+                    self._sinks[learner] = sink
+            case Reported(learner=learner):
+                self.state = receive.report(self.state, event)
+                self._moved(learner)
+            case HasAdopted():
+                self.state, _ = receive.adopted(self.state, event, self._clock.now_s)
+            case Declined(learner=learner, decline=decline):
+                self._answered(learner, decline.fragment)
+            case _:
+                raise TypeError(f"a learner does not say {event!r}")
+        self._on_event()
+        return reply
+
+    def contribute(self, lease: Lease, contribution: Contribution) -> Reply:
+        """Apply it at once, alone."""
+        index, learner = contribution.key.fragment, lease.learner
+        version = self.state.fragments[index].version
+        meta = ContributionMeta(
+            contribution.key,
+            contribution.steps,
+            contribution.tokens,
+            contribution.cursor_from,
+            contribution.cursor_to,
+        )
+        order = MergeOrder(index, version, (Participant(learner, (meta,), 1.0),))
+        self._tell_share(index, contribution.tokens)
+        try:
+            update, parameters = self.parameters.apply(
+                order, {contribution.key: contribution.payload}, self.state.epoch
+            )
+        except NonFiniteError as error:
+            self._answered(learner, index)
+            return Refusal(RefusalCode.BAD_PAYLOAD, str(error))
+        self._publications.publish(update, parameters.broadcast_BxN)
+        self._book(learner, index, contribution, update)
+        notice = Published(index, Version(self.state.epoch, update.version.number))
+        for name, sink in self._sinks.items():
+            if self._paced == "server" or name == learner:
+                sink(notice)
+        self._answered(learner, index)
+        self._on_event()
+        return Receipt(contribution.key)
+
+    def updates(self, fragment: int, have: Version | None) -> tuple[Update, ...]:
+        """What leads from `have` to the newest version."""
+        return self._publications.updates(fragment, have)
+
+    def detach(self, learner: str) -> None:
+        """The stream of a learner broke."""
+        self._sinks.pop(learner, None)
+
+    def _tell_share(self, index: int, tokens: int) -> None:
+        """Let fractional momentum know f of this push; other policies have no use for it."""
+        fragments = list(self.parameters.fragments)
+        outer = fragments[index].outer
+        if isinstance(outer, FractionalState):
+            learners = max(1, len(self.state.live_learners))
+            whole = learners * self.state.interval_steps * self._tokens_per_step
+            outer = outer._replace(share=jnp.float32(tokens / whole))
+            fragments[index] = fragments[index]._replace(outer=outer)
+            self.parameters.fragments = tuple(fragments)
+
+    def _book(self, learner: str, index: int, contribution: Contribution, update: Update) -> None:
+        state = self.state
+        fragment = replace(
+            state.fragments[index], version=update.version.number, digest=update.digest
+        )
+        record = state.learners[learner]
+        tally = replace(
+            record.tally,
+            contributions_merged=record.tally.contributions_merged + 1,
+            tokens_merged=record.tally.tokens_merged + contribution.tokens,
+        )
+        state = state.with_fragment(index, fragment).with_learner(replace(record, tally=tally))
+        self.state = replace(
+            state,
+            tokens_pushed=state.tokens_pushed + contribution.tokens,
+            tokens_merged=state.tokens_merged + contribution.tokens,
+            rounds_merged=state.rounds_merged + 1,
+        )
+
+    def _moved(self, learner: str) -> None:
+        """A learner made a step: ask for what has become due by it."""
+        if self.state.phase is not Phase.TRAINING:
+            return
+        if self.state.tokens_trained >= self.state.spec.budget_tokens:
+            self._close()
+            return
+        record = self.state.learners[learner]
+        position = record.report.step
+        if self._paced == "learner":
+            for index in self._due(learner, position):
+                self._ask(learner, index)
+        elif position > self.state.global_step:
+            self.state = replace(self.state, global_step=position)
+            for index in self._due("", position):
+                for other in self.state.live_learners:
+                    self._ask(other.name, index)
+
+    def _due(self, whose: str, step: int) -> list[int]:
+        """Fragments whose slots were passed; slot k falls at k H / P and is that of k mod P."""
+        count, interval = len(self.state.fragments), self.state.interval_steps
+        last = step * count // interval
+        first = self._slots.get(whose, 0) + 1
+        self._slots[whose] = max(last, first - 1)
+        return [slot % count for slot in range(max(first, last - count + 1), last + 1)]
+
+    def _ask(self, learner: str, index: int) -> None:
+        if learner in self._sinks:
+            version = Version(self.state.epoch, self.state.fragments[index].version)
+            self._sinks[learner](Ask(index, version))
+
+    def _close(self) -> None:
+        self._enter(Phase.CLOSING)
+        for record in self.state.live_learners:
+            for index in range(len(self.state.fragments)):
+                self._unanswered.add((record.name, index))
+                self._ask(record.name, index)
+        lap_s = self.state.spec.closing_lap_s
+        self._clock.after(lap_s, Order.TIMER, lambda: self._enter(Phase.FINISHED))
+
+    def _answered(self, learner: str, index: int) -> None:
+        self._unanswered.discard((learner, index))
+        if self.state.phase is Phase.CLOSING and not self._unanswered:
+            self._enter(Phase.FINISHED)
+
+    def _enter(self, phase: Phase) -> None:
+        if self.state.phase is Phase.FINISHED:
+            return
+        self.state = replace(self.state, phase=phase)
+        if phase is Phase.FINISHED:
+            for index, fragment in enumerate(self.state.fragments):
+                self._tell(Published(index, Version(self.state.epoch, fragment.version)))
+        self._tell_now()
+        self._on_event()
+
+    def _tell(self, note: ServerNote) -> None:
+        for sink in list(self._sinks.values()):
+            sink(note)
+
+    def _tell_now(self) -> None:
+        self._tell(membership.progress(self.state))
+
+    def _tell_progress(self) -> None:
+        self._tell_now()
+        self._clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
