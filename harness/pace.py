@@ -34,6 +34,7 @@ class PaceResult(BaseModel):
     """Step rates of the fast learners, mean over them, in steps a second, by pair.
 
     `ratios` are with / without; the claim is that their median is within BOUND of 1.
+    `wait_share_max` is the larger of the two fast learners' over the whole bench.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -74,7 +75,7 @@ class PaceBench:
     tell: Callable[[str], None]
     _status: RunStatus | None = None
     _samples: list[tuple[float, dict[str, int]]] = field(default_factory=list)
-    _wait_shares: list[float] = field(default_factory=list)
+    _wait_shares: dict[str, float] = field(default_factory=dict)
     _slow_merged: int = 0
 
     def run(self) -> PaceResult:
@@ -152,7 +153,7 @@ class PaceBench:
             if learner.name == SLOW_NAME:
                 self._slow_merged = learner.contributions_merged
             elif _is_training(learner):
-                self._wait_shares.append(learner.wait_share)
+                self._wait_shares[learner.name] = learner.wait_share
 
     def _steps(self) -> dict[str, int]:
         learners = self._status.learners if self._status is not None else ()
@@ -172,7 +173,7 @@ class PaceBench:
             ratio_median=round(median, 4),
             ratio_min=round(min(ratios), 4),
             ratio_max=round(max(ratios), 4),
-            wait_share_max=round(max(self._wait_shares, default=0.0), 5),
+            wait_share_max=round(max(self._wait_shares.values(), default=0.0), 5),
             slow_contributions_merged=self._slow_merged,
             equal=abs(median - 1) <= BOUND,
         )

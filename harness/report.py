@@ -14,7 +14,7 @@ from harness.words import bytes_text, count_text, duration_text, share_text
 
 def report_view(summary: Summary) -> RenderableType:
     """What came of the run: the figures, each learner's part, and the verdicts."""
-    parts = [_figures(summary), Text(""), _learners(summary), _verdicts(summary)]
+    parts = [_figures(summary), Text(""), _learners(summary), Text(""), _verdicts(summary)]
     title = Text.assemble(
         ("run ", "dim"),
         (summary.run_id, "bold"),
@@ -65,18 +65,18 @@ def _figures(summary: Summary) -> RenderableType:
 
 
 def _learners(summary: Summary) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, header_style="dim")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0,
+        expand=True,
+        header_style="dim",
+    )
     table.add_column("learner", no_wrap=True)
     for heading in (
-        "pace s",
-        "steps",
-        "tokens",
-        "merged",
-        "tokens merged",
-        "late",
-        "waits",
-        "joins",
-        "digest",
+        *("pace", "steps", "tokens", "merged", "tokens in", "late"),
+        *("waits", "joins", "digest"),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in summary.learners:

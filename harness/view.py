@@ -137,17 +137,23 @@ def _facts(status: RunStatus, losses: Sequence[float]) -> RenderableType:
 def _learners(learners: Sequence[LearnerStatus]) -> RenderableType:
     if not learners:
         return Text("no learner has joined yet", "yellow")
-    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, header_style="dim")
+    # Made to fit 80 columns: `lag` is in versions, `step` in seconds.
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0,
+        expand=True,
+        header_style="dim",
+    )
     table.add_column("learner", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for heading in ("steps", "s/step", "loss", "merged", "late", "behind", "waits", "up", "down"):
+    for heading in ("steps", "step", "loss", "merged", "lag", "waits", "joins", "up", "down"):
         table.add_column(heading, justify="right", no_wrap=True)
     for learner in learners:
         state = learner.state.value
         if learner.state is LearnerState.LOST:
             state = f"lost {learner.silent_s:.0f} s"
-        if learner.joins > 1:
-            state += f" (join {learner.joins})"
         table.add_row(
             Text(learner.name, "bold"),
             Text(state, _STATE_STYLE[learner.state]),
@@ -155,9 +161,9 @@ def _learners(learners: Sequence[LearnerStatus]) -> RenderableType:
             f"{learner.step_s:.2f}",
             loss_text(learner.loss),
             f"{learner.contributions_merged}",
-            f"{learner.contributions_late}",
             f"{learner.staleness}",
             share_text(learner.wait_share),
+            f"{learner.joins}",
             bytes_text(learner.bytes_up),
             bytes_text(learner.bytes_down),
         )
