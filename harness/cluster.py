@@ -147,8 +147,11 @@ class Cluster:
     def _start(self, name: str, *words: str, max_restarts: int = 0) -> None:
         argv = command(*words, "--log-format", "json")
         # The server's arithmetic is its own (environment.use_server_arithmetic): it shares nothing.
-        environ = self._environ if name == SERVER else self._cached
-        self.processes.start(Command(name, argv, self.log(name), environ, max_restarts))
+        is_server = name == SERVER
+        environ = self._environ if is_server else self._cached
+        self.processes.start(
+            Command(name, argv, self.log(name), environ, max_restarts, outlives=is_server)
+        )
 
     def _data_flags(self) -> tuple[str, ...]:
         return ("--data", self.data) if self.data is not None else ()

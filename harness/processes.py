@@ -22,8 +22,9 @@ from fragments.errors import DilocoError
 STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL."""
 
-EXIT_GRACE_S = 4.0
-"""The same when the parent itself was told to stop, which has 5 s for all of it."""
+EXIT_GRACES_S = (2.5, 1.5)
+"""The same on the way out, for the others and for those that outlive them: when the parent was told
+to stop, it has 5 s for all of it."""
 
 _NOT_WORTH_A_RESTART = frozenset({0, 2, 4, 5})
 """Exit codes that a second try would end with too: done, usage, refused, run directory."""
@@ -59,13 +60,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run as `name`; `max_restarts` bounds the restarts after unexpected deaths."""
+    """What to run as `name`; `max_restarts` bounds the restarts after unexpected deaths.
+
+    `outlives`: on the way out it is stopped after the others, which want to take leave of it.
+    """
 
     name: str
     argv: tuple[str, ...]
     log: Path
     environ: Mapping[str, str]
     max_restarts: int = 0
+    outlives: bool = False
 
 
 @dataclass(slots=True)
@@ -98,7 +103,9 @@ class Supervisor:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.stop(list(self._children), EXIT_GRACE_S)
+        for outlives, grace_s in zip((False, True), EXIT_GRACES_S, strict=True):
+            wave = [n for n, c in self._children.items() if c.command.outlives is outlives]
+            self.stop(wave, grace_s)
 
     @property
     def now_s(self) -> float:

@@ -68,9 +68,16 @@ def status_view(
         (status.run_id, "bold"),
         ("  "),
         (status.phase.value, _PHASE_STYLE[status.phase]),
-        (f"  {status.phase_reason}" if status.phase_reason else "", "dim"),
     )
-    return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1))
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=Text(status.phase_reason, "dim") if status.phase_reason else None,
+        subtitle_align="left",
+        box=box.ROUNDED,
+        padding=(0, 1),
+    )
 
 
 def status_line(status: RunStatus) -> str:
