@@ -128,7 +128,8 @@ class Supervisor:
                 child.restart_at_s = None
                 child.process = self._spawn(child.command)
                 child.exit_code, child.killed = None, False
-                self.note(name, EventKind.RESTARTED, detail=f"restart {child.restarts}")
+                detail = f"restart {child.restarts}, process id {child.process.pid}"
+                self.note(name, EventKind.RESTARTED, detail=detail)
 
     def kill(self, name: str, why: str) -> None:
         """kill -9 of a running child, as a drill: it is started again like one that died."""
@@ -147,6 +148,10 @@ class Supervisor:
         """Has it ended for good, with no restart to come?"""
         child = self._children[name]
         return child.exit_code is not None and child.restart_at_s is None
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of those that run, by name."""
+        return {n: c.process.pid for n, c in self._children.items() if c.exit_code is None}
 
     def exit_code(self, name: str) -> int | None:
         """Its last exit code, None while it runs."""

@@ -37,6 +37,7 @@ class Screen:
         self._live: Live = live(self.console)
         self._next_line_s = 0.0
         self._events_told = 0
+        self._pids_told = False
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -51,7 +52,14 @@ class Screen:
         self._live.__exit__(kind, error, traceback)
 
     def show(self, status: RunStatus | None, recorder: Recorder, processes: Supervisor) -> None:
-        """Draws the state of the run; cheap to call at every tick."""
+        """Draws the state of the run; cheap to call at every tick.
+
+        With the first status it tells the process ids, for who wants to try what a kill -9 does.
+        """
+        if status is not None and not self._pids_told:
+            self._pids_told = True
+            pids = ", ".join(f"{name} {pid}" for name, pid in processes.pids().items())
+            self.console.print(f"process ids: {pids}", style="dim", highlight=False, soft_wrap=True)
         if self.console.is_terminal:
             self._draw(status, recorder, processes)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,17 +234,21 @@ def verdicts(summary: Summary) -> list[Verdict]:
         if other is not None and summary.loss_last is not None:
             figures = f"{summary.loss_last:.3f} against {other:.3f} {unit}"
             found.append(Verdict(claim, summary.loss_last < other, figures))
-    killed = [event for event in summary.events if event.kind == EventKind.KILLED.value]
-    for event in killed:
-        back = [
-            one
-            for one in summary.events
-            if one.name == event.name
-            and one.kind == EventKind.REJOINED.value
-            and one.at_s > event.at_s
-        ]
-        figures = f"killed at {event.at_s:.1f} s"
+    return found + _returns(summary)
+
+
+def _returns(summary: Summary) -> list[Verdict]:
+    """One verdict for each death of a learner: has it come back?"""
+    names = {one.name for one in summary.learners}
+    deaths = [e for e in summary.events if e.kind == EventKind.DIED.value and e.name in names]
+    found = []
+    for death in deaths:
+        after = [e for e in summary.events if e.name == death.name and e.at_s > death.at_s]
+        # One that died before it ever joined does not join again, but it ends well.
+        back = [e for e in after if e.kind in (EventKind.REJOINED.value, EventKind.ENDED.value)]
+        how = "kill -9" if death.exit_code == -signal.SIGKILL else f"exit code {death.exit_code}"
+        figures = f"died at {death.at_s:.1f} s"
         if back:
-            figures += f", back after {back[0].at_s - event.at_s:.1f} s"
-        found.append(Verdict(f"{event.name} rejoined after its kill -9", bool(back), figures, True))
+            figures += f", back after {back[0].at_s - death.at_s:.1f} s"
+        found.append(Verdict(f"{death.name} rejoined after its {how}", bool(back), figures, True))
     return found

@@ -117,7 +117,7 @@ def test_verdicts_tell_what_holds_and_what_does_not() -> None:
     good = summed(recorded(), KILL).model_copy(update={"loss_bigram": 3.6, "loss_alone": 3.2})
     assert all(verdict.holds for verdict in verdicts(good))
     assert len(verdicts(good)) == 6
-    assert "back after 4.5 s" in verdicts(good)[-1].figures
+    assert "back after 4.4 s" in verdicts(good)[-1].figures
 
     never_back = summed(recorded(), KILL[:2])
     assert [v.claim for v in verdicts(never_back) if not v.holds] == [
