@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fragments.errors import DilocoError
 from fragments.records import LearnerState, LearnerStatus, RunStatus
+from fragments.runspec import RunSpec
 from harness.cluster import START_LIMIT_S, Cluster
 from harness.plan import SLOW_NAME, Island, make_islands
 from harness.presets import preset
@@ -55,11 +56,20 @@ class PaceResult(BaseModel):
     equal: bool
 
 
+def endless(spec: RunSpec) -> RunSpec:
+    """The same run with a budget that no bench reaches."""
+    return spec.model_copy(update={"budget_tokens": 1_000_000_000})
+
+
 @dataclass(frozen=True, slots=True)
 class PacePlan:
-    """What to measure: two fast learners, and a third that comes and goes."""
+    """What to measure: two fast learners, and a third that comes and goes.
+
+    `spec` is the run that they train; its budget must outlast the bench.
+    """
 
     out: Path
+    spec: RunSpec = field(default_factory=lambda: endless(preset("demo").spec))
     pairs: int = 7
     window_s: float = 10.0
     pace_s: float = 0.22
@@ -86,13 +96,12 @@ class PaceBench:
             DilocoError: when a process ended that should not, or something took too long.
         """
         plan = self.plan
-        spec = preset("demo").spec.model_copy(update={"budget_tokens": 1_000_000_000})
         *fast, slow = make_islands(3, plan.pace_s, plan.slow_factor)
         names = [island.name for island in fast]
         without: list[float] = []
         beside: list[float] = []
         with Supervisor() as processes:
-            cluster = Cluster(plan.out, spec, None, self.stop, processes)
+            cluster = Cluster(plan.out, plan.spec, None, self.stop, processes)
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()

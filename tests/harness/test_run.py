@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from harness.environment import child_environment, command
+from harness.pace import PaceBench, PacePlan, endless
 from harness.summary import Summary
+from tests.support.tiny import tiny_spec
 
 TINY = (
     *("--program.factory", "tests.harness.factory:build"),
@@ -91,3 +94,17 @@ def test_a_run_that_cannot_be_made_says_why_in_the_words_of_init(tmp_path: Path)
     assert done.returncode == 1
     assert done.stderr.startswith("diloco: init ended with exit code 2: diloco: cannot spread")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(100)
+def test_the_pace_bench_measures_a_slow_learner_that_comes_and_goes(tmp_path: Path) -> None:
+    spec = tiny_spec(program={"factory": "tests.harness.factory:build"}, sync_interval=8)
+    plan = PacePlan(tmp_path, endless(spec), pairs=1, window_s=1.5, pace_s=0.05)
+    lines: list[str] = []
+    result = PaceBench(plan, threading.Event(), lines.append).run()
+    assert len(result.ratios) == len(lines) == 1
+    assert result.ratio_min <= result.ratio_median <= result.ratio_max
+    # What it measures, not how fast this machine happens to be: a paced learner is never faster.
+    assert all(0 < rate < 1.1 / 0.05 for rate in (*result.without_slow, *result.with_slow))
+    assert result.slow_contributions_merged > 0
+    assert result.equal == (abs(result.ratio_median - 1) <= result.bound)

@@ -1,0 +1,283 @@
+"""Runs a study: its missing cells on one worker process a core, then tables and pictures."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fragments.errors import DilocoError
+from harness.environment import child_environment, module
+from harness.study_worker import Answer, Hello
+from harness.warm import use_cache
+from simulation.study.matrix import PlannedRow, Recipe, Study, plan
+from simulation.study.plot import draw_curves, draw_gaps
+from simulation.study.store import Cell, Store
+from simulation.study.table import Headline, markdown, summarise
+
+CACHE = Path("runs/study")
+"""Warm checkpoints and compiled steps; everything in it can be made again."""
+
+
+class Worker:
+    """One worker process; use as a context manager. One thread at a time may use it, except that
+    any thread may `end` it, which makes a running `run` raise DilocoError.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        environ = child_environment()
+        use_cache(environ, cache / "compiled")
+        self._process = subprocess.Popen(
+            module("harness.study_worker", str(cache)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+            # A Ctrl-C at the terminal is for the parent, which ends its workers.
+            start_new_session=True,
+        )
+        self.hello = Hello.model_validate_json(self._read())
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def run(self, recipe: Recipe) -> Answer:
+        """Make one cell. Raises DilocoError when the process ended."""
+        if self._process.stdin is None:
+            raise AssertionError("stdin is a pipe")
+        try:
+            self._process.stdin.write(recipe.model_dump_json() + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise DilocoError("a worker of the study has ended") from error
+        return Answer.model_validate_json(self._read())
+
+    def end(self) -> None:
+        """Kill it; a cell under way is lost, and nothing else."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> str:
+        if self._process.stdout is None:
+            raise AssertionError("stdout is a pipe")
+        line = self._process.stdout.readline()
+        if not line:
+            raise DilocoError("a worker of the study has ended before its cell was done")
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A cell to make."""
+
+    row: str
+    recipe: Recipe
+
+
+class StudyRun:
+    """Makes what is missing of a study.
+
+    Args:
+        study: what to make.
+        out: where cells, tables and pictures go.
+        command: what the person typed, for the record.
+        say: takes lines for a person; called from several threads.
+        workers: processes at once; None for one a core.
+        cache: see CACHE.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        out: Path,
+        command: str,
+        say: Callable[[str], None],
+        workers: int | None = None,
+        cache: Path = CACHE,
+    ) -> None:
+        self._study = study
+        self._out = out
+        self._store = Store(out / "cells")
+        self._command = command
+        self._say = say
+        self._workers = workers or os.cpu_count() or 1
+        self._cache = cache
+        self._began_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._refused: list[str] = []
+
+    def run(self, stop: threading.Event) -> Headline:
+        """Make the missing cells until all are there or `stop` is set; then write the tables.
+
+        Raises DilocoError, after writing them, when a cell could not be made.
+        """
+        rows = plan(self._study)
+        jobs = missing_jobs(self._study, rows, self._store)
+        total = sum(len(row.recipes) for row in rows)
+        self._say(f"{self._study.name}: {total} cells, {total - len(jobs)} there already")
+        if jobs:
+            self._make(jobs, stop)
+        headline = write_tables(self._study, self._out)
+        if self._refused:
+            raise DilocoError("cells that could not be made: " + "; ".join(self._refused))
+        return headline
+
+    def _make(self, jobs: Sequence[Job], stop: threading.Event) -> None:
+        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in jobs:
+            waiting.put(job)
+        self._began_s = time.monotonic()
+        workers = [Worker(self._cache) for _ in range(min(self._workers, len(jobs)))]
+        threads = [
+            threading.Thread(target=self._work, args=(worker, waiting, len(jobs), stop))
+            for worker in workers
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not stop.wait(0.2):
+            pass
+        for worker in workers:
+            worker.end()
+        for thread in threads:
+            thread.join()
+
+    def _work(
+        self,
+        worker: Worker,
+        waiting: queue.SimpleQueue[Job],
+        total: int,
+        stop: threading.Event,
+    ) -> None:
+        while not stop.is_set():
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                answer = worker.run(job.recipe)
+            except DilocoError as error:
+                if not stop.is_set():
+                    self._note_refused(job, str(error))
+                return
+            self._finish(job, answer, worker.hello, total)
+
+    def _finish(self, job: Job, answer: Answer, hello: Hello, total: int) -> None:
+        if answer.result is None:
+            self._note_refused(job, answer.refusal)
+            return
+        self._store.write(
+            Cell(
+                study=self._study.name,
+                row=job.row,
+                seed=job.recipe.seed,
+                recipe=job.recipe,
+                recipe_digest=job.recipe.digest,
+                result=answer.result,
+                commit=hello.commit,
+                command=self._command,
+                isa=hello.isa,
+                wall_s=answer.wall_s,
+            )
+        )
+        with self._lock:
+            self._done += 1
+            elapsed_s = time.monotonic() - self._began_s
+            left_min = elapsed_s / self._done * (total - self._done) / 60
+            self._say(
+                f"[{self._done}/{total}] {job.row} seed {job.recipe.seed}: "
+                f"{answer.result.loss:.4f} {answer.result.loss_unit}, {answer.wall_s:.0f} s; "
+                f"about {left_min:.0f} min left"
+            )
+
+    def _note_refused(self, job: Job, reason: str) -> None:
+        with self._lock:
+            self._refused.append(f"{job.row} seed {job.recipe.seed}: {reason}")
+            self._say(f"{job.row} seed {job.recipe.seed} could not be made: {reason}")
+
+
+def missing_jobs(study: Study, rows: Sequence[PlannedRow], store: Store) -> list[Job]:
+    """Cells that are not there, or of another recipe; the first seed of every row comes first."""
+    jobs = []
+    for place in range(max(len(row.recipes) for row in rows)):
+        for row in rows:
+            if place < len(row.recipes):
+                recipe = row.recipes[place]
+                if store.finished(study.name, row.name, recipe) is None:
+                    jobs.append(Job(row.name, recipe))
+    return jobs
+
+
+def write_tables(study: Study, out: Path) -> Headline:
+    """Writes `<name>.json`, `<name>.md` and two pictures from the finished cells."""
+    rows, store = plan(study), Store(out / "cells")
+    cells: dict[str, dict[int, Cell]] = {}
+    for row in rows:
+        for recipe in row.recipes:
+            cell = store.finished(study.name, row.name, recipe)
+            if cell is not None:
+                cells.setdefault(row.name, {})[recipe.seed] = cell
+    headline = summarise(study, rows, cells)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / f"{study.name}.json", headline.model_dump_json(indent=1) + "\n")
+    _write(out / f"{study.name}.md", markdown(headline))
+    draw_gaps(headline, out / f"{study.name}-gaps.png")
+    draw_curves(headline, cells, out / f"{study.name}-curves.png")
+    return headline
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A recorded cell made again. `isa` is this machine's: on another one bits may differ."""
+
+    row: str
+    seed: int
+    digest_equal: bool
+    loss: float
+    loss_recorded: float
+    isa: str
+    isa_recorded: str
+    wall_s: float
+
+
+def check_cell(
+    row: str, seed: int, out: Path, study: str | None = None, cache: Path = CACHE
+) -> Check:
+    """Makes a recorded cell again and compares.
+
+    Raises:
+        SettingsError: when there is no such cell.
+        DilocoError: when it cannot be made again.
+    """
+    store = Store(out / "cells")
+    cell = store.read(study, row, seed) if study is not None else None
+    if cell is None:
+        cell = store.find(row, seed)
+    with Worker(cache) as worker:
+        answer = worker.run(cell.recipe)
+        if answer.result is None:
+            raise DilocoError(f"row {row} seed {seed} cannot be made again: {answer.refusal}")
+        return Check(
+            row=row,
+            seed=seed,
+            digest_equal=answer.result.digest == cell.result.digest,
+            loss=answer.result.loss,
+            loss_recorded=cell.result.loss,
+            isa=worker.hello.isa,
+            isa_recorded=cell.isa,
+            wall_s=answer.wall_s,
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
