@@ -11,7 +11,12 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class ReferenceSettings(BaseModel):
-    """The defaults are those of the demo, chosen by measurement; `docs` has the figures."""
+    """The defaults are the demo's: 382 thousand parameters; a step trains on 1,024 bytes.
+
+    It takes about .045 s of one core, so three paced learners leave two cores half idle, and the
+    loss still falls well below that of a bigram model in a thousand steps. `diloco run --preset
+    demo` prints both.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
