@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+        self.close()
 
     def run(self, recipe: Recipe) -> Answer:
         """Make one cell. Raises DilocoError when the process ended."""
@@ -64,6 +66,13 @@ class Worker:
         """Kill it; a cell under way is lost, and nothing else."""
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        """Close the pipes, once no thread uses them."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
     def _read(self) -> str:
         if self._process.stdout is None:
@@ -149,6 +158,8 @@ class StudyRun:
             worker.end()
         for thread in threads:
             thread.join()
+        for worker in workers:
+            worker.close()
 
     def _work(
         self,

@@ -33,7 +33,6 @@ def data_parallel(
     tokens: int,
     seed: int,
     *,
-    first_cursor: int = 0,
     evaluations: int = 12,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> RunResult:
@@ -47,34 +46,34 @@ def data_parallel(
     Args:
         program, params, world, seed: as for `simulation.run.simulate`.
         tokens: of all learners, rounded up to whole steps.
-        first_cursor: the batch of every shard to begin with.
 
     Raises:
         SettingsError: when something befalls the world's learners.
     """
     _check(world)
     count = world.learners
-    shards = [Shard(index, count) for index in range(count)]
     times = [StepTimes(world, index, seed) for index in range(count)]
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     bytes_each = 2 * (count - 1) * size * _BYTES_PER_PARAMETER // count
     reduce_s = _reduce_s(world, bytes_each)
-    plain = _Plain(
-        program,
-        batch=lambda cursor: _together([program.batch(shard, cursor) for shard in shards]),
-        step_s=lambda: max(one.next_s() for one in times) + reduce_s,
-        steps=math.ceil(tokens / (count * program.tokens_per_step)),
-        tokens_per_step=count * program.tokens_per_step,
-        first_cursor=first_cursor,
-        evaluations=evaluations,
-        on_progress=on_progress,
-    )
+    plain = _all_together(program, count, tokens, 0)
+    plain.step_s = lambda: max(one.next_s() for one in times) + reduce_s
+    plain.evaluations, plain.on_progress = evaluations, on_progress
     plain.train(params)
     possible = sum(plain.at_s / world.mean_step_s(index) for index in range(count))
     learners = tuple(_result(learner_name(index), plain.steps) for index in range(count))
     wire_bytes = plain.steps * count * bytes_each
     bits = 8 * _BYTES_PER_PARAMETER * 2 * (count - 1) / count
     return plain.result("data_parallel", learners, possible, wire_bytes, bits)
+
+
+def checkpoint(
+    program: Program, params: Params, learners: int, tokens: int, first_cursor: int
+) -> Params:
+    """What data-parallel training over `tokens` leaves; every shard begins at `first_cursor`."""
+    plain = _all_together(program, learners, tokens, first_cursor)
+    plain.train(params)
+    return plain.params
 
 
 def alone(
@@ -93,10 +92,10 @@ def alone(
     plain = _Plain(
         program,
         batch=lambda cursor: program.batch(shard, cursor),
-        step_s=times.next_s,
         steps=math.ceil(tokens / program.tokens_per_step),
         tokens_per_step=program.tokens_per_step,
         first_cursor=0,
+        step_s=times.next_s,
         evaluations=evaluations,
         on_progress=on_progress,
     )
@@ -111,12 +110,12 @@ class _Plain:
 
     program: Program
     batch: Callable[[int], Batch]
-    step_s: Callable[[], float]
     steps: int
     tokens_per_step: int
     first_cursor: int
-    evaluations: int
-    on_progress: Callable[[float], None]
+    step_s: Callable[[], float] = lambda: 0.0
+    evaluations: int = 1
+    on_progress: Callable[[float], None] = lambda share: None
     at_s: float = 0.0
     params: Params = None
     points: list[Point] = field(default_factory=list)
@@ -182,6 +181,18 @@ def tree_digest(params: Params) -> str:
         digest.update(jax.tree_util.keystr(path).encode() + b"\0")
         digest.update(np.ascontiguousarray(leaf).tobytes())
     return digest.hexdigest()
+
+
+def _all_together(program: Program, count: int, tokens: int, first_cursor: int) -> _Plain:
+    shards = [Shard(index, count) for index in range(count)]
+    tokens_per_step = count * program.tokens_per_step
+    return _Plain(
+        program,
+        batch=lambda cursor: _together([program.batch(shard, cursor) for shard in shards]),
+        steps=math.ceil(tokens / tokens_per_step),
+        tokens_per_step=tokens_per_step,
+        first_cursor=first_cursor,
+    )
 
 
 def _check(world: World) -> None:

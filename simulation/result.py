@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A diverged run's loss is no number, which JSON can only say as a text.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 class Point(_Model):
@@ -45,9 +46,8 @@ class RunResult(_Model):
 
     `bits_up` and `bits_down` are bits per parameter and synchronisation: payload bits over the
     parameters that they encode; full values to those who join are in `bytes_down` only.
-    `tokens_pushed` and `tokens_merged` count every fragment for itself, as the server does;
-    `merged_share` is the latter over P times `tokens_trained`: what is missing was trained while a
-    new version was on its way, or was lost.
+    `tokens_pushed` and `tokens_merged` are means over the fragments. `merged_share` is the latter
+    over `tokens_trained`: what is missing was trained while a new version was on its way, or lost.
     """
 
     policy: str

@@ -6,7 +6,18 @@ import importlib
 
 from cli.verb import Verb
 
-NAMES = ("init", "serve", "learn", "evaluate", "run", "status", "bench pace")
+NAMES = (
+    "init",
+    "serve",
+    "learn",
+    "evaluate",
+    "run",
+    "status",
+    "bench pace",
+    "study run",
+    "study table",
+    "study check",
+)
 """In the order in which a person meets them."""
 
 

@@ -1,0 +1,61 @@
+"""`diloco study run`: makes the missing cells of a study, and its tables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from cli.keys import Positional, VerbSettings
+from cli.stop import stop_on_signal
+from cli.verb import Verb
+
+
+class StudyRunSettings(VerbSettings):
+    """Which study, and where its results go."""
+
+    study_file: Annotated[Path, Positional] = Field(description="TOML file of the study")
+    out: Path = Field(
+        default=Path("docs/results"), description="directory of cells, tables and pictures"
+    )
+    workers: int | None = Field(
+        default=None, ge=1, le=256, description="processes at once; without it, one a core"
+    )
+
+
+def run(settings: StudyRunSettings) -> None:
+    """Makes what is missing, with a line for every cell, and prints the table."""
+    from simulation.study.matrix import load_study
+
+    study = load_study(settings.study_file)
+    with stop_on_signal() as stop:
+        from harness.study import StudyRun
+        from simulation.study.table import markdown
+
+        command = f"diloco study run {settings.study_file}"
+        made = StudyRun(
+            study, settings.out, command, lambda line: print(line, file=sys.stderr),
+            settings.workers,
+        )  # fmt: skip
+        headline = made.run(stop)
+        if stop.is_set():
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            return
+    print(markdown(headline))
+
+
+VERB = Verb(
+    name="study run",
+    summary="run a matrix of simulated runs, and make its tables",
+    details=(
+        "Run a study: a matrix of simulated runs, each with real training on a virtual clock. Its\n"
+        "TOML file says rows and seeds. Cells that are finished already are kept, so the command\n"
+        "goes on where it was stopped. Tables and pictures are written beside the cells."
+    ),
+    examples="examples:\n  diloco study run studies/headline.toml\n"
+    "  diloco study run studies/rates.toml --workers 1 --out runs/mine",
+    settings=StudyRunSettings,
+    run=run,
+)

@@ -1,0 +1,105 @@
+"""Runs one cell of a study from its recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from fragments.runspec import RunSpec
+from learner.program import Params, Program
+from simulation.baselines import alone, checkpoint, data_parallel
+from simulation.result import RunResult
+from simulation.run import simulate
+from simulation.study.matrix import Recipe
+
+LoadProgram = Callable[[RunSpec, str | None], Program]
+
+WARM_CURSOR = 1 << 20
+"""Batches of a warm-up begin here: in another pass over the data than any run reaches, so that a
+run does not see again, in the same order, what its checkpoint was trained on.
+"""
+
+
+def run_recipe(
+    recipe: Recipe,
+    load_program: LoadProgram,
+    cache: Path,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> RunResult:
+    """The run of a recipe; the same recipe gives the same bits on the same kind of processor.
+
+    Args:
+        load_program: makes the program of a run's settings and data.
+        cache: directory of warm checkpoints; made if need be.
+        on_progress: told the share of the tokens trained, a few times a run.
+
+    Raises:
+        SettingsError, DataError: when the recipe does not fit the program or its data.
+        StalledError: when the run cannot end.
+    """
+    spec, world = recipe.run_spec, recipe.run_world
+    program = load_program(spec, recipe.data)
+    params = _start(recipe, load_program, program, cache)
+    match recipe.kind:
+        case "rounds":
+            return simulate(spec, world, program, params, on_progress=on_progress)
+        case "pushes":
+            return simulate(
+                spec,
+                world,
+                program,
+                params,
+                applied_alone=recipe.pushed,
+                policy="pushes",
+                on_progress=on_progress,
+            )
+        case "data_parallel":
+            return data_parallel(
+                program, params, world, spec.budget_tokens, spec.seed, on_progress=on_progress
+            )
+        case "alone":
+            tokens = spec.budget_tokens // world.learners
+            return alone(program, params, world, tokens, spec.seed, on_progress=on_progress)
+
+
+def _start(recipe: Recipe, load_program: LoadProgram, program: Program, cache: Path) -> Params:
+    """Version 0: fresh parameters, or the warm checkpoint of this seed."""
+    warm = recipe.warm
+    params = program.init_params(recipe.seed)
+    if warm is None:
+        return params
+    key = {"warm": warm.model_dump(mode="json"), "seed": recipe.seed, "data": recipe.data}
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = cache / f"warm-{digest[:24]}.safetensors"
+    if not path.exists():
+        spec = RunSpec.model_validate({**warm.spec, "seed": recipe.seed})
+        trained = checkpoint(
+            load_program(spec, recipe.data), params, warm.learners, warm.tokens, WARM_CURSOR
+        )
+        _save(trained, path)
+    return _load(params, path)
+
+
+def _save(params: Params, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    tensors = {jax.tree_util.keystr(where): np.asarray(leaf) for where, leaf in leaves}
+    part = path.with_suffix(f".{os.getpid()}.part")
+    save_file(tensors, part)
+    part.replace(path)
+
+
+def _load(params: Params, path: Path) -> Params:
+    tensors = load_file(path)
+
+    def leaf(where: tuple[object, ...], value: jax.Array) -> jax.Array:
+        return jax.numpy.asarray(tensors[jax.tree_util.keystr(where)], value.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)

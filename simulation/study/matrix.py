@@ -1,0 +1,237 @@
+"""A study as its TOML file says it: rows, seeds, and what every cell is made from. No jax."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fragments.errors import SettingsError
+from fragments.runspec import RunSpec
+from simulation.world import World
+
+Start = Literal["scratch", "warm"]
+Kind = Literal["rounds", "pushes", "data_parallel", "alone"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
+Reference = Literal["dp", "alone", "equal", "sync"]
+"""What a row may be held to: data-parallel, one learner alone, the same with equal learners, and
+synchronous DiLoCo.
+"""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Warm(_Model):
+    """The checkpoint that warm rows begin from: data-parallel training, once per seed.
+
+    `tokens`: trained in it. `learners`: whose batches make up its steps. `spec`: run settings
+    over those of the study.
+    """
+
+    tokens: Annotated[int, Field(gt=0)]
+    learners: Annotated[int, Field(gt=0)] = 4
+    spec: dict[str, Any] = Field(default_factory=dict)
+
+
+class Row(_Model):
+    """One row of the matrix.
+
+    `kind`: rounds (the scheduler), pushes (each applied alone, when `pushed` says), data_parallel,
+    or alone (learner 0 on its share of the tokens). `spec` and `world` are laid over those of the
+    study. `vary` makes one row of each combination of values, by dotted key ("spec.quorum").
+    `starts` and `seeds` replace the study's. `versus` names the rows to be held to, over the
+    study's; they are those of the same start.
+    """
+
+    name: Name
+    about: str = ""
+    kind: Kind = "rounds"
+    pushed: Literal["learner", "server"] = "learner"
+    spec: dict[str, Any] = Field(default_factory=dict)
+    world: dict[str, Any] = Field(default_factory=dict)
+    vary: dict[str, list[Any]] = Field(default_factory=dict)
+    starts: tuple[Start, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+    versus: dict[Reference, Name] = Field(default_factory=dict)
+
+
+class Study(_Model):
+    """The whole file."""
+
+    name: Name
+    title: str
+    about: str = ""
+    data: str | None = None
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    starts: Annotated[tuple[Start, ...], Field(min_length=1)] = ("scratch",)
+    warm: Warm | None = None
+    spec: dict[str, Any] = Field(default_factory=dict)
+    world: dict[str, Any] = Field(default_factory=dict)
+    versus: dict[Reference, Name] = Field(default_factory=dict)
+    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+
+
+class Recipe(_Model):
+    """Everything that a cell is made from. Equal recipes are the same run.
+
+    `spec` and `world` hold what was given only: a new setting with a default that changes nothing
+    leaves the digest as it is.
+    """
+
+    kind: Kind
+    pushed: Literal["learner", "server"] = "learner"
+    seed: int
+    data: str | None = None
+    spec: dict[str, Any]
+    world: dict[str, Any]
+    warm: Warm | None = None
+
+    @property
+    def digest(self) -> str:
+        """Sha256 (64 hex digits) of the canonical text."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def run_spec(self) -> RunSpec:
+        """The settings of the run, its seed put in."""
+        return RunSpec.model_validate({**self.spec, "seed": self.seed})
+
+    @property
+    def run_world(self) -> World:
+        """The world of the run."""
+        return World.model_validate(self.world)
+
+
+class PlannedRow(_Model):
+    """A row after its variations and starts are taken apart; `name` is unique in the study."""
+
+    name: Name
+    about: str
+    start: Start
+    versus: dict[Reference, Name]
+    recipes: tuple[Recipe, ...]
+
+
+def load_study(path: Path) -> Study:
+    """The study in a TOML file. Raises SettingsError where it cannot be read or makes no sense."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        study = Study.model_validate(document)
+    except OSError as error:
+        raise SettingsError(f"cannot read the study {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not a TOML file: {error}") from error
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {_explain(error)}") from error
+    plan(study)
+    return study
+
+
+def plan(study: Study) -> tuple[PlannedRow, ...]:
+    """All rows with the recipe of each of their seeds, in the file's order.
+
+    Raises SettingsError for a setting that no run takes, or a row named twice or missing.
+    """
+    rows = tuple(_planned(study))
+    names = [row.name for row in rows]
+    for row in rows:
+        if names.count(row.name) > 1:
+            raise SettingsError(f"study {study.name} has two rows named {row.name}")
+        for reference, name in row.versus.items():
+            if name not in names:
+                raise SettingsError(
+                    f"row {row.name} is to be held to {name} ({reference}), which is no row"
+                )
+    return rows
+
+
+def _planned(study: Study) -> Iterator[PlannedRow]:
+    for row in study.rows:
+        for suffix, varied in _variations(row):
+            for start in row.starts or study.starts:
+                yield _plan_row(study, row, suffix, varied, start)
+
+
+def _plan_row(
+    study: Study, row: Row, suffix: str, varied: Mapping[str, Any], start: Start
+) -> PlannedRow:
+    name = row_name(row.name + suffix, start)
+    if start == "warm" and study.warm is None:
+        raise SettingsError(f"row {name} begins warm, but the study has no [warm]")
+    layers = {
+        "spec": _laid_over(study.spec, _laid_over(row.spec, varied.get("spec", {}))),
+        "world": _laid_over(study.world, _laid_over(row.world, varied.get("world", {}))),
+    }
+    warm = None
+    if start == "warm" and study.warm is not None:
+        spec = _laid_over(study.spec, study.warm.spec)
+        warm = study.warm.model_copy(update={"spec": spec})
+    recipes = tuple(
+        Recipe(kind=row.kind, pushed=row.pushed, seed=seed, data=study.data, warm=warm, **layers)
+        for seed in (row.seeds or study.seeds)
+    )
+    try:
+        for recipe in recipes:
+            _ = recipe.run_spec, recipe.run_world
+    except ValidationError as error:
+        raise SettingsError(f"row {name}: {_explain(error)}") from error
+    versus = {key: row_name(other, start) for key, other in {**study.versus, **row.versus}.items()}
+    return PlannedRow(name=name, about=row.about, start=start, versus=versus, recipes=recipes)
+
+
+def row_name(name: str, start: Start) -> str:
+    """Rows from scratch carry it in their name; warm ones have the plain name."""
+    return name if start == "warm" else f"{name}_scratch"
+
+
+def _variations(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name suffix and nested settings of each combination in `vary`; one empty one without it."""
+    keys = list(row.vary)
+    for values in itertools.product(*(row.vary[key] for key in keys)):
+        nested: dict[str, Any] = {}
+        parts = []
+        for key, value in zip(keys, values, strict=True):
+            *parents, leaf = key.split(".")
+            inside = nested
+            for parent in parents:
+                inside = inside.setdefault(parent, {})
+            inside[leaf] = value
+            parts.append(f"{leaf}_{_as_name(value)}")
+        if set(nested) - {"spec", "world"}:
+            raise SettingsError(f"row {row.name}: vary takes keys under spec and world only")
+        yield "".join(f"-{part}" for part in parts), nested
+
+
+def _as_name(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return "".join(char if char.isalnum() or char in "._-" else "-" for char in text).strip("-")
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` with `above` on top, table by table; neither is changed."""
+    merged = dict(below)
+    for name, value in above.items():
+        under = merged.get(name)
+        both = isinstance(under, Mapping) and isinstance(value, Mapping)
+        merged[name] = _laid_over(under, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for detail in error.errors(include_url=False):
+        where = ".".join(str(part) for part in detail["loc"])
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            message = "no such setting"
+        lines.append(f"{where}: {message}" if where else message)
+    return "; ".join(lines)

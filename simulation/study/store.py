@@ -1,0 +1,86 @@
+"""Finished cells on disk: one JSON file each, whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fragments.errors import SettingsError
+from simulation.result import RunResult
+from simulation.study.matrix import Recipe
+
+
+class Cell(BaseModel):
+    """A finished cell: what it was made from, what came out, and by what it was made.
+
+    `commit` is that of the code, with "+" where the working tree differed from it. `isa` is the
+    processor's instruction set as far as it shapes the bits: digests are equal on the same one.
+    """
+
+    study: str
+    row: str
+    seed: int
+    recipe: Recipe
+    recipe_digest: str
+    result: RunResult
+    commit: str
+    command: str
+    isa: str
+    wall_s: float
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Store:
+    """The cells under one directory, `<study>/<row>-<seed>.json`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def path(self, study: str, row: str, seed: int) -> Path:
+        """Where a cell is, or would be."""
+        return self._directory / study / f"{row}-{seed}.json"
+
+    def read(self, study: str, row: str, seed: int) -> Cell | None:
+        """The finished cell, None where there is none. Raises SettingsError for a damaged one."""
+        path = self.path(study, row, seed)
+        if not path.exists():
+            return None
+        try:
+            return Cell.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise SettingsError(f"{path} is no finished cell: {error.error_count()} faults; remove"
+                                " it to have it made again") from error  # fmt: skip
+
+    def finished(self, study: str, row: str, recipe: Recipe) -> Cell | None:
+        """The finished cell of this very recipe; one of another recipe does not count."""
+        cell = self.read(study, row, recipe.seed)
+        return cell if cell is not None and cell.recipe_digest == recipe.digest else None
+
+    def write(self, cell: Cell) -> Path:
+        """Put a cell in place, whole."""
+        path = self.path(cell.study, cell.row, cell.seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(cell.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+        return path
+
+    def find(self, row: str, seed: int) -> Cell:
+        """The one cell of that row and seed in any study.
+
+        Raises SettingsError when there is none, or more than one with different recipes.
+        """
+        studies = sorted(p.name for p in self._directory.glob("*") if p.is_dir())
+        found = [c for study in studies if (c := self.read(study, row, seed)) is not None]
+        if not found:
+            raise SettingsError(f"there is no finished cell of row {row} and seed {seed} under"
+                                f" {self._directory}")  # fmt: skip
+        if len({cell.recipe_digest for cell in found}) > 1:
+            names = ", ".join(cell.study for cell in found)
+            raise SettingsError(
+                f"row {row} is in several studies ({names}): say which, --from-study"
+            )
+        return found[0]

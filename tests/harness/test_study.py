@@ -1,0 +1,72 @@
+"""A study on real worker processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness.study import StudyRun, check_cell, write_tables
+from simulation.study.matrix import Study
+
+STUDY = Study.model_validate(
+    {
+        "name": "small",
+        "title": "Small",
+        "seeds": [0, 1],
+        "spec": {
+            "budget_tokens": 640,
+            "fragments": 2,
+            "sync_interval": 4,
+            "codec": {"block": 8},
+            "program": {"factory": "tests.harness.factory:build"},
+        },
+        "world": {"speeds": [1, 1]},
+        "versus": {"dp": "dp"},
+        "rows": [{"name": "rounds"}, {"name": "dp", "kind": "data_parallel"}],
+    }
+)
+
+
+def test_a_study_goes_on_where_it_stopped_and_its_cells_can_be_checked(tmp_path: Path) -> None:
+    lines: list[str] = []
+    out, cache = tmp_path / "out", tmp_path / "cache"
+
+    def run() -> None:
+        StudyRun(STUDY, out, "the command", lines.append, 1, cache).run(threading.Event())
+
+    run()
+    assert lines[0] == "small: 4 cells, 0 there already"
+    cells = sorted(path.name for path in (out / "cells" / "small").iterdir())
+    assert cells == [
+        "dp_scratch-0.json", "dp_scratch-1.json", "rounds_scratch-0.json", "rounds_scratch-1.json",
+    ]  # fmt: skip
+    table = json.loads((out / "small.json").read_text())
+    assert table["command"] == "the command"
+    assert table["rows"]["rounds_scratch"]["seeds"] == [0, 1]
+    assert table["rows"]["dp_scratch"]["gap_to_dp_percent"] == 0.0
+    assert (out / "small-gaps.png").stat().st_size > 1000
+    assert (out / "small-curves.png").stat().st_size > 1000
+
+    (out / "cells" / "small" / "rounds_scratch-1.json").unlink()
+    lines.clear()
+    run()
+    assert lines[0] == "small: 4 cells, 3 there already"
+    assert json.loads((out / "small.json").read_text())["rows"] == table["rows"]
+
+    found = check_cell("rounds_scratch", 1, out, cache=cache)
+    assert found.digest_equal
+    assert found.loss == found.loss_recorded
+
+
+def test_a_stopped_study_keeps_what_is_finished(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    run = StudyRun(STUDY, tmp_path, "the command", lambda line: None, 1, tmp_path / "cache")
+    headline = run.run(stop)
+    assert len(headline.missing) == 4
+    assert write_tables(STUDY, tmp_path).rows == {}
+    with pytest.raises(Exception, match="no finished cell"):
+        check_cell("rounds_scratch", 0, tmp_path)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fragments.errors import SettingsError
+from fragments.runspec import RunSpec
+from learner.program import Program
+from simulation.result import RunResult
+from simulation.study.cell import run_recipe
+from simulation.study.matrix import Recipe, Study, load_study, plan
+from simulation.study.store import Cell, Store
+from simulation.study.table import markdown, summarise
+from tests.support.tiny import TinyProgram
+
+ROWS = [{"name": "a"}, {"name": "dp", "kind": "data_parallel"}, {"name": "one", "kind": "alone"}]
+
+
+def _study(**settings: Any) -> Study:
+    document = {
+        "name": "small",
+        "title": "Small",
+        "seeds": [0, 1],
+        "starts": ["scratch"],
+        "spec": {"budget_tokens": 960, "fragments": 2, "sync_interval": 4, "codec": {"block": 8}},
+        "world": {"speeds": [1, 1]},
+        "rows": ROWS,
+    }
+    return Study.model_validate(document | settings)
+
+
+def _load(spec: RunSpec, data: str | None) -> Program:
+    del spec, data
+    return TinyProgram(learning_rate=0.02)
+
+
+def _result(loss: float, **changes: Any) -> RunResult:
+    base: dict[str, Any] = {
+        "policy": "decoupled", "loss": loss, "loss_unit": "bits", "tokens_trained": 100,
+        "tokens_pushed": 90, "tokens_merged": 80, "merged_share": 0.8, "rounds_merged": 10,
+        "rounds_abandoned": 0, "virtual_s": 5.0, "finished_s": 6.0, "goodput": 1.0,
+        "bytes_up": 1000, "bytes_down": 2000, "bits_up": 3.0, "bits_down": 3.5, "digest": "d",
+        "curve": [], "learners": [],
+    }  # fmt: skip
+    return RunResult.model_validate(base | changes)
+
+
+def _cell(row: str, recipe: Recipe, loss: float) -> Cell:
+    return Cell(
+        study="small", row=row, seed=recipe.seed, recipe=recipe, recipe_digest=recipe.digest,
+        result=_result(loss), commit="c", command="run", isa="x", wall_s=1.0,
+    )  # fmt: skip
+
+
+def test_rows_are_laid_over_the_study_and_varied() -> None:
+    vary = {"spec.outer.learning_rate": [0.3, 0.7], "spec.merge": ["rda", "average"]}
+    rows = plan(_study(rows=[{"name": "r", "spec": {"outer": {"momentum": 0.5}}, "vary": vary}]))
+    assert [row.name for row in rows] == [
+        "r-learning_rate_0.3-merge_rda_scratch",
+        "r-learning_rate_0.3-merge_average_scratch",
+        "r-learning_rate_0.7-merge_rda_scratch",
+        "r-learning_rate_0.7-merge_average_scratch",
+    ]
+    spec = rows[3].recipes[1].run_spec
+    assert (spec.outer.learning_rate, spec.outer.momentum, spec.merge) == (0.7, 0.5, "average")
+    assert (spec.seed, spec.budget_tokens) == (1, 960)
+
+
+def test_warm_rows_have_the_plain_name_and_their_own_references() -> None:
+    versus = {"dp": "dp"}
+    warm = {"tokens": 64, "learners": 2}
+    rows = plan(_study(starts=["warm", "scratch"], warm=warm, versus=versus))
+    assert [row.name for row in rows][:2] == ["a", "a_scratch"]
+    assert rows[0].versus == {"dp": "dp"}
+    assert rows[1].versus == {"dp": "dp_scratch"}
+    assert rows[0].recipes[0].digest != rows[1].recipes[0].digest
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"spec": {"quorums": 3}}, "quorums: no such setting"),
+        ({"world": {"speeds": [1, -1]}}, "speeds"),
+        ({"starts": ["warm"]}, r"no \[warm\]"),
+        ({"versus": {"dp": "nobody"}}, "nobody"),
+        ({"rows": [{"name": "a"}, {"name": "a"}]}, "two rows named a_scratch"),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        plan(_study(**change))
+
+
+def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot read"):
+        load_study(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = 'x'\ntitle = 'x'\nseed = [0]\nrows = []\n")
+    with pytest.raises(SettingsError, match="seed: no such setting"):
+        load_study(tmp_path / "bad.toml")
+
+
+def test_the_studies_of_this_repository_can_be_planned() -> None:
+    files = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+    assert files
+    for file in files:
+        assert plan(load_study(file))
+
+
+@pytest.mark.parametrize("kind", ["rounds", "pushes", "data_parallel", "alone"])
+def test_a_recipe_gives_the_same_bits_again(kind: str, tmp_path: Path) -> None:
+    row = {"name": "a", "kind": kind}
+    study = _study(rows=[row], starts=["warm"], warm={"tokens": 64, "learners": 2})
+    recipe = plan(study)[0].recipes[0]
+    first = run_recipe(recipe, _load, tmp_path / "one")
+    again = run_recipe(recipe, _load, tmp_path / "one")
+    elsewhere = run_recipe(recipe, _load, tmp_path / "two")
+    assert first == again == elsewhere
+    assert len(list((tmp_path / "one").iterdir())) == 1
+
+
+def test_finished_cells_are_kept_and_others_recipes_do_not_count(tmp_path: Path) -> None:
+    store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
+    assert store.finished("small", "a_scratch", recipe) is None
+    cell = _cell("a_scratch", recipe, 2.5)
+    store.write(cell)
+    assert store.finished("small", "a_scratch", recipe) == cell
+    assert store.find("a_scratch", 0) == cell
+    changed = plan(_study(world={"speeds": [1, 0.5]}))[0].recipes[0]
+    assert store.finished("small", "a_scratch", changed) is None
+    with pytest.raises(SettingsError, match="no finished cell of row a_scratch and seed 7"):
+        store.find("a_scratch", 7)
+
+
+def test_a_diverged_run_survives_its_file(tmp_path: Path) -> None:
+    store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
+    store.write(_cell("a_scratch", recipe, math.nan))
+    found = store.find("a_scratch", 0)
+    assert math.isnan(found.result.loss)
+
+
+def test_the_table_is_paired_by_seed() -> None:
+    versus = {"dp": "dp", "alone": "one", "equal": "a"}
+    study = _study(versus=versus)
+    rows = plan(study)
+    losses = {"a_scratch": (2.02, 3.09), "dp_scratch": (2.0, 3.0), "one_scratch": (2.2, 3.3)}
+    cells = {
+        row.name: {r.seed: _cell(row.name, r, losses[row.name][r.seed]) for r in row.recipes}
+        for row in rows
+    }
+    table = summarise(study, rows, cells)
+    own = table.rows["a_scratch"]
+    # 1% and 3%: mean 2, s = sqrt(2), half-width 12.706 * sqrt(2) / sqrt(2).
+    assert own.gap_to_dp_percent == pytest.approx(2.0)
+    assert own.gap_to_dp_interval == pytest.approx(12.706)
+    # (2.2 - 2.02) / .2 = .9 and (3.3 - 3.09) / .3 = .7.
+    assert own.share_of_dp_gain == pytest.approx(0.8)
+    assert own.gap_to_equal_percent == 0.0
+    assert own.gap_to_sync_percent is None
+    assert own.loss_std == pytest.approx((3.09 - 2.02) / math.sqrt(2))
+    assert table.missing == ()
+    text = markdown(table)
+    assert "| `a_scratch` | 2 | 2.5550 ± 0.7566 | +2.00 ± 12.71 | 0.800 ± 1.271 |" in text
+
+
+def test_what_is_not_made_yet_is_named() -> None:
+    study = _study()
+    rows = plan(study)
+    recipe = rows[0].recipes[1]
+    table = summarise(study, rows, {"a_scratch": {1: _cell("a_scratch", recipe, 2.0)}})
+    assert table.rows["a_scratch"].seeds == (1,)
+    assert "a_scratch seed 0" in table.missing
+    assert len(table.missing) == 5
