@@ -46,7 +46,9 @@ class ReferenceProgram:
         )
         self.data_digest = corpus.manifest_digest
         self.tokens_per_step = settings.batch_size * settings.seq_len
-        self._windows = Windows(corpus.train, settings.seq_len, seed)
+        self._windows = Windows(
+            corpus.train, settings.seq_len, seed, contiguous=settings.shards == "contiguous"
+        )
         self._held_out = _held_out_sample(corpus, settings)
         self._inner = build_inner(settings)
         self._static = _static_part(settings)

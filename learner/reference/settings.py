@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -42,6 +42,9 @@ class ReferenceSettings(BaseModel):
     beta2: Share = 0.95
     clip_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Bound on the gradient's global norm."""
+    shards: Literal["interleaved", "contiguous"] = "interleaved"
+    """Interleaved: every shard is a sample of the whole text. Contiguous: each is a stretch of it,
+    which for files in the order of their names means directories of its own (not iid)."""
     eval_windows: PositiveInt = 256
     """Held-out windows in the fixed evaluation sample."""
 

@@ -4,7 +4,7 @@ The train bytes are cut into windows of `seq_len` + 1 bytes that overlap by one,
 but the first is a target exactly once in a pass. A keyed permutation orders the windows; shard s of
 S takes positions s, s + S, s + 2S, … of that order. A batch is therefore a pure function of
 (seed, shard, cursor): nothing to checkpoint but the cursor, O(1) memory, and shards that are
-disjoint within a pass by construction.
+disjoint within a pass by construction. (Contiguous shards are permuted each within itself.)
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Windows:
     text: UInt8[np.ndarray, " bytes"]
     seq_len: int
     seed: int
+    contiguous: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -62,20 +63,40 @@ class Windows:
                 f"the text is too small for {shard.count} learners: it has {self.count} windows "
                 f"of {self.seq_len + 1} bytes"
             )
+        if self.contiguous:
+            return self._from_stretch(shard, start, size)
         windows_in_shard = len(range(shard.index, self.count, shard.count))
         ordinals = np.arange(start, start + size, dtype=np.int64)
         passes, within = np.divmod(ordinals, windows_in_shard)
         positions = shard.index + shard.count * within
-        chosen = np.empty(size, dtype=np.int64)
-        for pass_index in np.unique(passes):
-            here = passes == pass_index
-            chosen[here] = permute(positions[here], self.count, (self.seed, int(pass_index)))
-        return chosen
+        return _permuted(positions, passes, self.count, self.seed)
+
+    def _from_stretch(self, shard: Shard, start: int, size: int) -> Int64[np.ndarray, " size"]:
+        """As `indices`, where shard s of S is the s-th of S equal stretches of the text."""
+        first = shard.index * self.count // shard.count
+        stop = (shard.index + 1) * self.count // shard.count
+        ordinals = np.arange(start, start + size, dtype=np.int64)
+        passes, within = np.divmod(ordinals, stop - first)
+        return first + _permuted(within, passes, stop - first, self.seed)
 
     def take(self, indices: Int64[np.ndarray, " size"]) -> UInt8[np.ndarray, "size window"]:
         """The bytes of those windows, copied: u8[size, seq_len + 1]."""
         offsets = np.arange(self.seq_len + 1, dtype=np.int64)
         return self.text[indices[:, None] * self.seq_len + offsets]
+
+
+def _permuted(
+    positions: Int64[np.ndarray, " size"],
+    passes: Int64[np.ndarray, " size"],
+    count: int,
+    seed: int,
+) -> Int64[np.ndarray, " size"]:
+    """Each position's image in the order of its own pass."""
+    chosen = np.empty(len(positions), dtype=np.int64)
+    for pass_index in np.unique(passes):
+        here = passes == pass_index
+        chosen[here] = permute(positions[here], count, (seed, int(pass_index)))
+    return chosen
 
 
 def permute(

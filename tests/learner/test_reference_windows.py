@@ -86,3 +86,17 @@ def test_a_negative_cursor_is_refused() -> None:
 def test_a_shard_outside_its_count_is_refused(index: int, count: int) -> None:
     with pytest.raises(ValueError, match="0 <= index < count"):
         Shard(index, count)
+
+
+def test_contiguous_shards_are_stretches_of_the_text() -> None:
+    windows = Windows(np.arange(401 % 256, dtype=np.uint8).repeat(3)[:401], 4, 7, contiguous=True)
+    assert windows.count == 100
+    seen = [windows.indices(Shard(index, 3), 0, 33 + (index == 2)) for index in range(3)]
+    assert [sorted(part.tolist()) for part in seen] == [
+        list(range(33)),
+        list(range(33, 66)),
+        list(range(66, 100)),
+    ]
+    again = windows.indices(Shard(1, 3), 33, 33)
+    assert sorted(again.tolist()) == list(range(33, 66))
+    assert again.tolist() != seen[1].tolist()
