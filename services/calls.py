@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,20 +57,43 @@ class _Pooled:
 
     behaviour: Behaviour
     experimental_thread_pool: CallPool
-    experimental_non_blocking: bool = False
 
     def __call__(self, *args: Any) -> Any:
         return self.behaviour(*args)
 
 
-class CallInterceptor(grpc.ServerInterceptor):
-    """Gives each call its pool and each error its status.
+class CallPools:
+    """All pools of one server.
 
     Args:
         pools: by method ("/package.Service/Method") or service ("/package.Service"); the method
             counts first. A method in neither is answered with UNIMPLEMENTED.
-        turn_away: the pool of the answers "busy".
     """
+
+    def __init__(self, pools: Mapping[str, CallPool]) -> None:
+        self._pools = pools
+        self._turn_away = CallPool("turn away", 1, 256)
+
+    def server(self, options: Sequence[tuple[str, int]]) -> grpc.Server:
+        """A server that runs its calls in these pools."""
+        every = (*self._pools.values(), self._turn_away)
+        return grpc.server(
+            self._turn_away,
+            interceptors=[_Interceptor(self._pools, self._turn_away)],
+            options=options,
+            # The sum of all room: met by a flood of calls only. What one pool has no room for is
+            # told so with a sentence.
+            maximum_concurrent_rpcs=sum(pool.room for pool in every),
+        )
+
+    def shutdown(self) -> None:
+        """Lets the threads end; what still waits is dropped."""
+        for pool in (*self._pools.values(), self._turn_away):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Interceptor(grpc.ServerInterceptor):
+    """Gives each call its pool and each error its status."""
 
     def __init__(self, pools: Mapping[str, CallPool], turn_away: CallPool) -> None:
         self._pools = pools
@@ -88,10 +111,6 @@ class CallInterceptor(grpc.ServerInterceptor):
         if handler is None or pool is None:
             return None
         behaviour = _behaviour(handler)
-        if getattr(behaviour, "experimental_non_blocking", False):
-            # Health's Watch: it keeps its pool in an attribute of its class, which a second
-            # servicer in this process overwrites; here each server says it anew.
-            return _rebuilt(handler, _Pooled(behaviour, pool, experimental_non_blocking=True))
         if pool.full:
             behaviour, pool = _busy(pool), self._turn_away
         wrap = _translated_stream if handler.response_streaming else _translated

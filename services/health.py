@@ -7,19 +7,29 @@ from collections.abc import Iterable
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from services.calls import CallInterceptor, CallPool
+from services.calls import CallPool, CallPools
 from services.listen import SERVER_OPTIONS, bind
 from services.security import Address
 
+WATCHERS = 16
+"""Watchers of one server's health at once; each holds a thread."""
+
 
 class HealthBoard:
-    """The health service of one gRPC server, by service name; "" is the server as a whole."""
+    """The health service of one gRPC server, by service name; "" is the server as a whole.
 
-    SERVICE: str = health.SERVICE_NAME
+    Watch is served in its blocking form, from a pool of its own (`pools`). The other form holds a
+    lock while it waits for the one thread of gRPC, which waits for that lock when a watcher
+    leaves at that moment, and then the server answers nothing any more (grpc_health 1.81).
+    """
 
     def __init__(self, services: Iterable[str]) -> None:
         self._names = ("", *services)
-        self._servicer = health.HealthServicer()
+        self._servicer = health.HealthServicer(experimental_non_blocking=False)
+        self.pools = {
+            f"/{health.SERVICE_NAME}": CallPool("health", 2, 256),
+            f"/{health.SERVICE_NAME}/Watch": CallPool("health watch", WATCHERS, 0),
+        }
         self._serving: bool | None = None
         self.show(serving=False)
 
@@ -49,15 +59,9 @@ class AdminHealth:
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self._pool = CallPool("health", threads=1, queued=16)
-        interceptor = CallInterceptor({f"/{HealthBoard.SERVICE}": self._pool}, self._pool)
-        self._server = grpc.server(
-            self._pool,
-            interceptors=[interceptor],
-            options=SERVER_OPTIONS,
-            maximum_concurrent_rpcs=64,
-        )
         self._board = HealthBoard(())
+        self._pools = CallPools(self._board.pools)
+        self._server = self._pools.server(SERVER_OPTIONS)
         self._board.register(self._server)
         self._serving = False
         self.address = Address(host, bind(self._server, Address(host, port)))
@@ -82,4 +86,4 @@ class AdminHealth:
         """Ends the server; idempotent."""
         self.serving = False
         self._server.stop(grace_s).wait()
-        self._pool.shutdown(wait=False)
+        self._pools.shutdown()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import grpc
 import structlog
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from diloco.v1 import (
@@ -22,7 +23,7 @@ from diloco.v1 import (
 from fragments.errors import SettingsError
 from fragments.records import Phase
 from fragments.runspec import RunSpec
-from services.calls import CallInterceptor, CallPool
+from services.calls import CallPool, CallPools
 from services.health import HealthBoard
 from services.listen import SERVER_OPTIONS, bind
 from services.outer.control import ControlServicer
@@ -67,8 +68,9 @@ class OuterServices:
         self._streams = OpenStreams()
         self._ports = Ports(0, 0)
         self._stopping = threading.Event()
+        self._showing = threading.Lock()
         self._pulse = threading.Thread(target=self._watch_health, name="health", daemon=True)
-        self._pools: list[CallPool] = []
+        self._pools: list[CallPools] = []
         self._boards = (HealthBoard((_CONTROL, _STATUS)), HealthBoard((_PUSH, _PULL)))
         self._control = self._control_server()
         self._bulk = self._bulk_server()
@@ -108,8 +110,10 @@ class OuterServices:
         self._streams.end_all()
         for over in [server.stop(grace_s) for server in (self._control, self._bulk)]:
             over.wait()
-        for pool in self._pools:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for pools in self._pools:
+            pools.shutdown()
+        if self._pulse.is_alive():
+            self._pulse.join(grace_s + 1.0)
 
     def _control_server(self) -> grpc.Server:
         run = RunSpec.model_validate_json(self._outer.describe().run_spec_json)
@@ -117,56 +121,45 @@ class OuterServices:
         queued = self._settings.queued_calls
         server = self._server(
             {
-                f"/{_CONTROL}": self._pool("control", 4, queued),
-                f"/{_CONTROL}/Control": self._pool("control stream", streams, 0),
-                f"/{_STATUS}": self._pool("status", 2, queued),
-                f"/{_STATUS}/WatchStatus": self._pool("watch", self._settings.watch_threads, 0),
-                f"/{HealthBoard.SERVICE}": self._pool("health", 2, queued),
-                f"/{reflection.SERVICE_NAME}": self._pool("reflection", 4, 0),
-            }
+                f"/{_CONTROL}": CallPool("control", 4, queued),
+                f"/{_CONTROL}/Control": CallPool("control stream", streams, 0),
+                f"/{_STATUS}": CallPool("status", 2, queued),
+                f"/{_STATUS}/WatchStatus": CallPool("watch", self._settings.watch_threads, 0),
+                f"/{reflection.SERVICE_NAME}": CallPool("reflection", 4, 0),
+            },
+            self._boards[0],
         )
         control = ControlServicer(self._outer, self._settings, self._streams, self._bulk_place)
         control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)
         status_pb2_grpc.add_StatusServiceServicer_to_server(
             StatusServicer(self._outer, self._streams), server
         )
-        self._boards[0].register(server)
-        names = (_CONTROL, _STATUS, HealthBoard.SERVICE, reflection.SERVICE_NAME)
+        names = (_CONTROL, _STATUS, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         return server
 
     def _bulk_server(self) -> grpc.Server:
-        settings = self._settings
+        settings, queued = self._settings, self._settings.queued_calls
         server = self._server(
             {
-                f"/{_PUSH}": self._pool("push", settings.push_threads, settings.queued_calls),
-                f"/{_PUSH}/GetPushOffset": self._pool("push offset", 2, settings.queued_calls),
-                f"/{_PULL}": self._pool("pull", settings.pull_threads, settings.queued_calls),
-                f"/{HealthBoard.SERVICE}": self._pool("health", 2, settings.queued_calls),
-            }
+                f"/{_PUSH}": CallPool("push", settings.push_threads, queued),
+                f"/{_PUSH}/GetPushOffset": CallPool("push offset", 2, queued),
+                f"/{_PULL}": CallPool("pull", settings.pull_threads, queued),
+            },
+            self._boards[1],
         )
         push = PushServicer(self._outer, settings)
         push_pb2_grpc.add_PushServiceServicer_to_server(push, server)
         pull = PullServicer(self._outer, settings)
         pull_pb2_grpc.add_PullServiceServicer_to_server(pull, server)
-        self._boards[1].register(server)
         return server
 
-    def _pool(self, name: str, threads: int, queued: int) -> CallPool:
-        pool = CallPool(name, threads, queued)
-        self._pools.append(pool)
-        return pool
-
-    def _server(self, pools: dict[str, CallPool]) -> grpc.Server:
-        turn_away = self._pool("turn away", 1, self._settings.queued_calls)
-        return grpc.server(
-            turn_away,
-            interceptors=[CallInterceptor(pools, turn_away)],
-            options=SERVER_OPTIONS,
-            # Above the sum of all pools, so that it is met by a flood of calls only, and what a
-            # pool has no room for is told so by the interceptor.
-            maximum_concurrent_rpcs=sum(pool.room for pool in (*pools.values(), turn_away)),
-        )
+    def _server(self, pools: dict[str, CallPool], board: HealthBoard) -> grpc.Server:
+        together = CallPools({**pools, **board.pools})
+        self._pools.append(together)
+        server = together.server(SERVER_OPTIONS)
+        board.register(server)
+        return server
 
     def _bulk_place(self) -> tuple[int, str]:
         port = self._settings.advertise_port or self._ports.bulk
@@ -178,8 +171,9 @@ class OuterServices:
             self._stopping.wait(self._settings.pulse_s)
 
     def _show_health(self, *, serving: bool) -> None:
-        for board in self._boards:
-            board.show(serving=serving and not self._stopping.is_set())
+        with self._showing:  # a look from before a stop must not be shown after it
+            for board in self._boards:
+                board.show(serving=serving and not self._stopping.is_set())
 
     def _is_well(self) -> bool:
         try:

@@ -170,6 +170,41 @@ def test_two_servers_in_one_process_watch_their_own_health(serve: Serve) -> None
     assert health(first.address) == SERVING
 
 
+def test_health_changes_while_watchers_come_and_go() -> None:
+    """A watcher that leaves while the state changes must not stop the whole server.
+
+    With the non-blocking Watch of grpc_health it did: `set` waits for gRPC's one thread, which
+    waits for the lock that `set` holds.
+    """
+    admin, over = AdminHealth(0), threading.Event()
+
+    def flip() -> None:
+        while not over.is_set():
+            admin.serving = not admin.serving
+
+    flipping = threading.Thread(target=flip, daemon=True)
+    flipping.start()
+    for _ in range(100):
+        seen = _watch(str(admin.address))
+        next(seen)
+        seen.close()  # type: ignore[attr-defined]
+    over.set()
+    flipping.join(10)
+    assert not flipping.is_alive()
+    assert health(str(admin.address)) in (SERVING, NOT_SERVING)
+    admin.stop()
+
+
+def test_watchers_of_health_leave_room_for_checks(site: Site) -> None:
+    watchers = [_watch(site.address) for _ in range(12)]
+    for seen in watchers:
+        while next(seen).status != SERVING:
+            pass
+    assert health(site.address) == SERVING
+    for seen in watchers:
+        seen.close()  # type: ignore[attr-defined]
+
+
 def test_reflection_names_what_control_serves(site: Site) -> None:
     with grpc.insecure_channel(site.address) as channel:
         request = reflection_pb2.ServerReflectionRequest(list_services="")
