@@ -41,6 +41,10 @@ class OlderServerError(UnreachableError):
     """The server that answers was started before one that this process has already seen."""
 
 
+class StreamReplacedError(DilocoError):
+    """A newer control stream of the same lease took the place of this one."""
+
+
 class Entry(NamedTuple):
     """How an error crosses the network; `public`: its sentence may be read by the caller."""
 
@@ -68,6 +72,7 @@ ERRORS: Mapping[type[DilocoError], Entry] = {
     BusyError: Entry(grpc.StatusCode.RESOURCE_EXHAUSTED),
     UnreachableError: Entry(grpc.StatusCode.UNAVAILABLE),
     OlderServerError: Entry(grpc.StatusCode.UNAVAILABLE),
+    StreamReplacedError: Entry(grpc.StatusCode.ABORTED),
     # Sentences with paths of the server's machine in them.
     RunDirectoryError: Entry(grpc.StatusCode.INTERNAL, public=False),
     DataError: Entry(grpc.StatusCode.INTERNAL, public=False),

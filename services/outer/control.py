@@ -24,6 +24,7 @@ from fragments.records import (
     RunDescription,
 )
 from services import translate
+from services.errors import StreamReplacedError
 from services.outer.port import OuterPort
 from services.outer.streams import NoteQueue, OpenStreams
 from services.settings import ServerSettings
@@ -94,10 +95,17 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
                 _Reader(self._outer, lease, request_iterator, queue).start()
                 for note in queue:
                     yield translate.note_to_wire(note, self._outer.generation)
-                    if isinstance(note, Goodbye) and note.code is not None:
-                        raise RefusedError(note.code, note.reason)
+                    if isinstance(note, Goodbye):
+                        self._end(note)
             finally:
                 self._outer.detach(lease, sink)
+
+    def _end(self, note: Goodbye) -> None:
+        """Gives the stream the status that goes with its last note."""
+        if note.code is not None:
+            raise RefusedError(note.code, note.reason)
+        if not self._streams.stopping:  # the one other end without a fault
+            raise StreamReplacedError(note.reason)
 
     def _attached(
         self, requests: Iterator[control_pb2.ControlRequest], context: grpc.ServicerContext

@@ -73,6 +73,11 @@ class OpenStreams:
         self._lock = threading.Lock()
         self._stopping = False
 
+    @property
+    def stopping(self) -> bool:
+        """Whether `end_all` was called."""
+        return self._stopping
+
     @contextmanager
     def opened(self, end: Callable[[], None]) -> Iterator[None]:
         """While inside, `end_all` calls `end`. Raises UnreachableError once that was called."""

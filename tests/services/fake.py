@@ -121,7 +121,7 @@ class FakeOuter:
             self.attached.append(lease.learner)
             self.changed.notify_all()
         if old is not None:
-            old(Goodbye(RefusalCode.FENCED, "a newer stream of this lease"))
+            old(Goodbye(None, "a newer stream of this lease"))
 
     def detach(self, lease: Lease, sink: Sink) -> None:
         with self.changed:

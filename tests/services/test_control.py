@@ -149,6 +149,7 @@ def test_a_second_stream_of_a_lease_replaces_the_first(site: Site) -> None:
     site.outer.wait(lambda: site.outer.is_attached("eu"))
     second.open(link, lease)
     first.wait(notes=1, closed=1)
+    assert first.notes == [Goodbye(None, "a newer stream of this lease")]
     site.outer.wait(lambda: len(site.outer.attached) == 2)
     site.outer.say("eu", Ask(1, V))
     second.wait(notes=1)
@@ -248,9 +249,11 @@ def _never(over: threading.Event) -> Iterator[control_pb2.ControlRequest]:
     yield from ()
 
 
-def test_the_status_code_of_a_replaced_stream_is_aborted(site: Site) -> None:
+@pytest.mark.parametrize("how", ["another process", "a newer stream"])
+def test_a_replaced_stream_ends_with_aborted(site: Site, how: str) -> None:
     """As the contract says, for clients of any make."""
-    lease = site.link().join(hello()).lease
+    link = site.link()
+    lease = link.join(hello()).lease
     attach = control_pb2.ControlRequest(attach=control_pb2.Attach(lease=lease_to_wire(lease)))
     over = threading.Event()
 
@@ -261,9 +264,11 @@ def test_the_status_code_of_a_replaced_stream_is_aborted(site: Site) -> None:
     with grpc.insecure_channel(site.address) as channel:
         call = control_pb2_grpc.ControlServiceStub(channel).Control(requests(), timeout=8)
         site.outer.wait(lambda: site.outer.is_attached("eu"))
-        site.link().join(hello(incarnation="i2"))
-        goodbye = next(call)
-        assert goodbye.goodbye.reason == "another process joined under this name"
+        if how == "another process":
+            site.link().join(hello(incarnation="i2"))
+        else:
+            Listener().open(link, lease)
+        assert how in next(call).goodbye.reason
         with pytest.raises(grpc.RpcError):
             next(call)
         assert call.code() is grpc.StatusCode.ABORTED
