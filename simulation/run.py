@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from outer_server.parameters import Parameters
 from simulation.async_server import AsyncServer, Paced
 from simulation.clock import StalledError, VirtualClock
 from simulation.fate import Fate
+from simulation.late import AgainstCurrent
 from simulation.learner import Setting, SimulatedLearner
 from simulation.ports import Server
 from simulation.result import LearnerResult, Point, RunResult
@@ -41,6 +43,7 @@ def simulate(
     params: Params,
     *,
     applied_alone: Paced | None = None,
+    late_against: Literal["base", "current"] = "base",
     policy: str = "decoupled",
     evaluations: int = EVALUATIONS,
     on_progress: Callable[[float], None] = lambda share: None,
@@ -52,6 +55,7 @@ def simulate(
             set to the world's number of learners, which is also the number of data shards.
         params: version 0.
         applied_alone: no rounds: every contribution is applied alone, pushed as this says.
+        late_against: what late contributions are taken against; "base" is the production rule.
         policy: what the result calls itself.
         on_progress: told the share of the budget trained, at every evaluation.
 
@@ -59,7 +63,7 @@ def simulate(
         SettingsError: when the world cannot be run under these settings.
         StalledError: when the run cannot end, such as K learners of which one never returns.
     """
-    run = _Run(spec, world, program, params, applied_alone, evaluations, on_progress)
+    run = _Run(spec, world, program, params, applied_alone, late_against, evaluations, on_progress)
     return run.go(policy)
 
 
@@ -93,6 +97,7 @@ class _Run:
         program: Program,
         params: Params,
         applied_alone: Paced | None,
+        late_against: Literal["base", "current"],
         evaluations: int,
         on_progress: Callable[[float], None],
     ) -> None:
@@ -108,8 +113,9 @@ class _Run:
         self._clock = VirtualClock()
         self._server: Server
         if applied_alone is None:
+            late = AgainstCurrent(spec, layout) if late_against == "current" else None
             self._server = SimulatedServer(
-                self._clock, state, parameters, world.merge_s, self._server_moved
+                self._clock, state, parameters, world.merge_s, self._server_moved, late
             )
         else:
             self._server = AsyncServer(

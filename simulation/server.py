@@ -40,6 +40,7 @@ from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
 from outer_server.publications import Publications
 from simulation.clock import Order, Scheduled, VirtualClock
+from simulation.late import AgainstCurrent
 from simulation.ports import Sink
 
 PROGRESS_EVERY_S = 1.0
@@ -55,6 +56,7 @@ class SimulatedServer:
         parameters: the tensors; changed by this server alone.
         merge_s: what a merge takes; merges follow one another.
         on_event: called after every event has been dealt with.
+        late: what late contributions are taken against; their own base, if not given.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class SimulatedServer:
         parameters: Parameters,
         merge_s: float = 0.0,
         on_event: Callable[[], None] = lambda: None,
+        late: AgainstCurrent | None = None,
     ) -> None:
         self.state = state
         self.parameters = parameters
@@ -72,6 +75,7 @@ class SimulatedServer:
         self._clock = clock
         self._merge_s = merge_s
         self._on_event = on_event
+        self._late = late
         self._payloads: dict[ContributionKey, Payload] = {}
         self._results: dict[tuple[int, int], tuple[Update, FragmentParameters]] = {}
         self._sinks: dict[str, Sink] = {}
@@ -121,9 +125,12 @@ class SimulatedServer:
 
     def _handle(self, event: Event, payload: Payload | None) -> Reply:
         outcome = handle(self.state, event, self._clock.now_s, self.parameters.layout.digest)
-        is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
-        if isinstance(event, Contributed) and is_new and payload is not None:
-            self._payloads[event.meta.key] = payload
+        receipt = outcome.reply
+        is_new = isinstance(receipt, Receipt) and not receipt.duplicate
+        if isinstance(receipt, Receipt) and is_new and payload is not None:
+            if receipt.late and self._late is not None:
+                payload = self._late.to_merge(receipt, payload, self._published)
+            self._payloads[receipt.key] = payload
         self.state = outcome.state
         self._perform_all(outcome.effects)
         self._look_again(outcome.wake_at_s)
@@ -142,6 +149,9 @@ class SimulatedServer:
                 self._start_merge(order)
             case Publish(fragment, version):
                 update, parameters = self._results.pop((fragment, version))
+                if self._late is not None:
+                    old_BxN = self._published[fragment].broadcast_BxN
+                    self._late.superseded(fragment, version - 1, old_BxN)
                 self._published[fragment] = parameters
                 self._publications.publish(update, parameters.broadcast_BxN)
             case Discard(keys):

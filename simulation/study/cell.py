@@ -49,7 +49,14 @@ def run_recipe(
     params = _start(recipe, load_program, program, cache)
     match recipe.kind:
         case "rounds":
-            return simulate(spec, world, program, params, on_progress=on_progress)
+            return simulate(
+                spec,
+                world,
+                program,
+                params,
+                late_against=recipe.late_against,
+                on_progress=on_progress,
+            )
         case "pushes":
             return simulate(
                 spec,

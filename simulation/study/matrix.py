@@ -45,7 +45,8 @@ class Row(_Model):
     """One row of the matrix.
 
     `kind`: rounds (the scheduler), pushes (each applied alone, when `pushed` says), data_parallel,
-    or alone (learner 0 on its share of the tokens). `spec` and `world` are laid over those of the
+    or alone (learner 0 on its share of the tokens). `late_against`: what late contributions are
+    taken against; "base" is the production rule. `spec` and `world` are laid over those of the
     study. `vary` makes one row of each combination of values, by dotted key ("spec.quorum").
     `starts` and `seeds` replace the study's. `versus` names the rows to be held to, over the
     study's; they are those of the same start.
@@ -55,6 +56,7 @@ class Row(_Model):
     about: str = ""
     kind: Kind = "rounds"
     pushed: Literal["learner", "server"] = "learner"
+    late_against: Literal["base", "current"] = "base"
     spec: dict[str, Any] = Field(default_factory=dict)
     world: dict[str, Any] = Field(default_factory=dict)
     vary: dict[str, list[Any]] = Field(default_factory=dict)
@@ -88,6 +90,7 @@ class Recipe(_Model):
 
     kind: Kind
     pushed: Literal["learner", "server"] = "learner"
+    late_against: Literal["base", "current"] = "base"
     seed: int
     data: str | None = None
     spec: dict[str, Any]
@@ -97,7 +100,8 @@ class Recipe(_Model):
     @property
     def digest(self) -> str:
         """Sha256 (64 hex digits) of the canonical text."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        text = json.dumps(given, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -176,7 +180,16 @@ def _plan_row(
         spec = _laid_over(study.spec, study.warm.spec)
         warm = study.warm.model_copy(update={"spec": spec})
     recipes = tuple(
-        Recipe(kind=row.kind, pushed=row.pushed, seed=seed, data=study.data, warm=warm, **layers)
+        Recipe(
+            kind=row.kind,
+            pushed=row.pushed,
+            late_against=row.late_against,
+            seed=seed,
+            data=study.data,
+            spec=layers["spec"],
+            world=layers["world"],
+            warm=warm,
+        )
         for seed in (row.seeds or study.seeds)
     )
     try:

@@ -156,6 +156,21 @@ def test_pushes_applied_alone_move_the_weights_too_far() -> None:
         assert result.rounds_merged == sum(one.contributions_merged for one in result.learners)
 
 
+def test_late_contributions_may_be_taken_against_the_current_value() -> None:
+    slow = _world(links={3: LINK | {"upload_steps": 6.0}})
+    first = {"rule": "paper", "gamma": 0.0}
+    against = {
+        rule: simulate(
+            tiny_spec(budget_tokens=TOKENS, sync_interval=8, closing=first),
+            slow, PROGRAM, PROGRAM.init_params(0), late_against=rule, evaluations=1,
+        )
+        for rule in ("base", "current")
+    }  # fmt: skip
+    assert all(one.learners[3].contributions_late > 5 for one in against.values())
+    assert against["base"].digest != against["current"].digest
+    assert all(_everybody_holds_the_same(one) for one in against.values())
+
+
 def test_a_run_that_nobody_can_finish_is_given_up() -> None:
     gone = tuple({"learner": i, "kind": "death", "at": {"step": 12}} for i in range(4))
     with pytest.raises(StalledError, match="tokens trained"):
