@@ -216,13 +216,22 @@ class StudyRun:
 
 
 def missing_jobs(study: Study, rows: Sequence[PlannedRow], store: Store) -> list[Job]:
-    """Cells that are not there, or of another recipe; the first seed of every row comes first."""
+    """Cells that are not there, or of another recipe; the first seed of every row comes first.
+
+    A cell that another study has made from the same recipe is taken over, and is not missing.
+    """
     jobs = []
+    elsewhere = store.by_recipe()
     for place in range(max(len(row.recipes) for row in rows)):
         for row in rows:
             if place < len(row.recipes):
                 recipe = row.recipes[place]
-                if store.finished(study.name, row.name, recipe) is None:
+                if store.finished(study.name, row.name, recipe) is not None:
+                    continue
+                twin = elsewhere.get(recipe.digest)
+                if twin is not None:
+                    store.write(twin.model_copy(update={"study": study.name, "row": row.name}))
+                else:
                     jobs.append(Job(row.name, recipe))
     return jobs
 

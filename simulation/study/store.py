@@ -59,6 +59,16 @@ class Store:
         cell = self.read(study, row, recipe.seed)
         return cell if cell is not None and cell.recipe_digest == recipe.digest else None
 
+    def by_recipe(self) -> dict[str, Cell]:
+        """Finished cells of all studies by the digest of their recipe: one run serves them all."""
+        found: dict[str, Cell] = {}
+        for path in sorted(self._directory.glob("*/*.json")):
+            row, _, seed = path.stem.rpartition("-")
+            cell = self.read(path.parent.name, row, int(seed)) if seed.isdigit() else None
+            if cell is not None:
+                found.setdefault(cell.recipe_digest, cell)
+        return found
+
     def write(self, cell: Cell) -> Path:
         """Put a cell in place, whole."""
         path = self.path(cell.study, cell.row, cell.seed)

@@ -134,6 +134,13 @@ def test_finished_cells_are_kept_and_others_recipes_do_not_count(tmp_path: Path)
         store.find("a_scratch", 7)
 
 
+def test_a_run_is_found_by_its_recipe_whatever_its_row_is_called(tmp_path: Path) -> None:
+    store, recipe = Store(tmp_path), plan(_study())[0].recipes[1]
+    cell = _cell("another_name", recipe, 2.5)
+    store.write(cell)
+    assert store.by_recipe() == {recipe.digest: cell}
+
+
 def test_a_diverged_run_survives_its_file(tmp_path: Path) -> None:
     store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
     store.write(_cell("a_scratch", recipe, math.nan))
