@@ -6,6 +6,7 @@ snapshots are done by one worker thread each; their results come back as events.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -50,6 +51,8 @@ QUEUE_LENGTH = 4096
 
 CALL_TIMEOUT_S = 30.0
 """Longest wait for a reply; the engine answers in well under a millisecond unless stuck."""
+
+FAILED = "the server has failed: see its log and start it again"
 
 PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone."""
@@ -101,6 +104,7 @@ class Engine:
         self._saver = ThreadPoolExecutor(1, "snapshot")
         self._saving: Future[None] | None = None
         self.failed = threading.Event()
+        self._current: _Item | None = None
         self._thread = threading.Thread(target=self._run, name="engine")
         self.publications = Publications(self._parameters.full)
         for index, fragment in enumerate(self._state.fragments):
@@ -123,7 +127,14 @@ class Engine:
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        """Open no more rounds, end the open ones, write a last snapshot, say goodbye."""
+        """Open no more rounds, park the open ones, say goodbye, write a last snapshot.
+
+        After a fault nothing is written: the last snapshot is the last good one.
+        """
+        if self.failed.is_set():
+            self._merger.shutdown(wait=True)
+            self._saver.shutdown(wait=True)
+            return
         self.call(Drain(reason))
         self._merger.shutdown(wait=True)
         self._queue.put(None, timeout=CALL_TIMEOUT_S)
@@ -148,9 +159,13 @@ class Engine:
         if self._sinks.get(learner) is sink:
             self._sinks.pop(learner, None)
 
-    def _put(self, item: _Item) -> None:
+    def check(self) -> None:
+        """Raise BusyError once a fault has ended the engine."""
         if self.failed.is_set():
-            raise BusyError("the server has failed: see its log and start it again")
+            raise BusyError(FAILED)
+
+    def _put(self, item: _Item) -> None:
+        self.check()
         try:
             self._queue.put(item, timeout=1.0)
         except queue.Full:
@@ -159,10 +174,20 @@ class Engine:
     def _run(self) -> None:
         try:
             self._loop()
-        except BaseException:
+        except Exception:  # noqa: BLE001  whatever it is, whoever serves this must hear of it
             self.failed.set()
             _log.exception("engine_failed")
-            raise
+            self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
+        """Tell those who wait for a reply that none will come."""
+        waiting = [self._current]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting.append(self._queue.get_nowait())
+        for item in waiting:
+            if item is not None and item.reply is not None and not item.reply.done():
+                item.reply.set_exception(BusyError(FAILED))
 
     def _loop(self) -> None:
         wake_at_s = 0.0
@@ -175,6 +200,7 @@ class Engine:
                 item = _Item(Tick())
             if item is None:
                 return
+            self._current = item
             wake_at_s = self._handle(item)
             if self.now_s() >= progress_at_s:
                 progress_at_s = self.now_s() + PROGRESS_EVERY_S

@@ -114,7 +114,8 @@ class OuterServer:
     ) -> None:
         try:
             self._engine.stop("the server is stopping")
-            self._directory.stopped(self._start)
+            if not self.failed:
+                self._directory.stopped(self._start)
         finally:
             self._directory.__exit__(kind, error, traceback)
 
@@ -245,8 +246,14 @@ class OuterServer:
             old = self._traffic.get(learner, Traffic())
             self._traffic[learner] = Traffic(old.up + up, old.down + down)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a fault has ended the engine: nothing is served any more but this answer."""
+        return self._engine.failed.is_set()
+
     def status(self) -> RunStatus:
-        """A snapshot of the run; waits for nothing."""
+        """A snapshot of the run; waits for nothing. BusyError once the engine has failed."""
+        self._engine.check()
         now_s, state = self._engine.now_s(), self._engine.state
         with self._traffic_lock:
             traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}

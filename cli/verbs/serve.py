@@ -13,10 +13,14 @@ from cli.keys import Positional
 from cli.process import ProcessSettings
 from cli.stop import stop_on_signal
 from cli.verb import Verb
+from fragments.errors import DilocoError
 from services.settings import ServerSettings
 
 if TYPE_CHECKING:
     from services.outer.server import OuterServices
+
+LOOK_S = 0.5
+"""How often the server is looked after."""
 
 ADDRESS_FILE = "address.json"
 """In the run directory while the server runs: where it listens."""
@@ -52,7 +56,9 @@ def run(settings: ServeSettings) -> None:
             services.start()
             try:
                 _announce(settings.run_dir, services, outer.describe().run_id)
-                stop.wait()
+                while not stop.wait(LOOK_S):
+                    if outer.failed:
+                        raise DilocoError("the server has failed: its log above says why")
             finally:
                 (settings.run_dir / ADDRESS_FILE).unlink(missing_ok=True)
                 services.stop()
