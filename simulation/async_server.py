@@ -93,7 +93,7 @@ class AsyncServer:
                 if sink is not None:
                     self._sinks[learner] = sink
             case Reported(learner=learner):
-                self.state = receive.report(self.state, event)
+                self.state = receive.report(self.state, event, self._clock.now_s)
                 self._moved(learner)
             case HasAdopted():
                 self.state, _ = receive.adopted(self.state, event, self._clock.now_s)

@@ -26,7 +26,6 @@ from outer_server.core.events import (
     Effect,
     Event,
     Merged,
-    MergeRefused,
     Note,
     Publish,
     Reply,
@@ -173,16 +172,16 @@ class SimulatedServer:
 
     def _start_merge(self, order: MergeOrder) -> None:
         """Do the work now, and let it be done `merge_s` after the one before it."""
-        event: Event
+        refused: str | None = None
         payloads = {meta.key: self._payloads[meta.key] for meta in order.contributions}
         try:
             result = self.parameters.apply(order, payloads, self.state.epoch)
         except (PayloadError, NonFiniteError) as error:
-            event = MergeRefused(order.fragment, order, str(error))
-        else:
-            update = result[0]
-            self._results[order.fragment, update.version.number] = result
-            event = Merged(order.fragment, update.version.number, update.digest, order)
+            refused = str(error)
+            result = self.parameters.stand(order, self.state.epoch)
+        update = result[0]
+        self._results[order.fragment, update.version.number] = result
+        event = Merged(order.fragment, update.version.number, update.digest, order, refused)
         begins_s = max(self._clock.now_s, self._merger_free_at_s)
         self._merger_free_at_s = begins_s + self._merge_s
         self._clock.at(self._merger_free_at_s, Order.ARRIVAL, lambda: self._happen(event))

@@ -218,13 +218,18 @@ def _variations(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
             for parent in parents:
                 inside = inside.setdefault(parent, {})
             inside[leaf] = value
-            parts.append(f"{leaf}_{_as_name(value)}")
+            # A table's own keys say what it is.
+            parts.append(
+                _as_name(value) if isinstance(value, dict) else f"{leaf}_{_as_name(value)}"
+            )
         if set(nested) - {"spec", "world"}:
             raise SettingsError(f"row {row.name}: vary takes keys under spec and world only")
         yield "".join(f"-{part}" for part in parts), nested
 
 
 def _as_name(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "-".join(f"{key}_{_as_name(inner)}" for key, inner in value.items())
     text = value if isinstance(value, str) else json.dumps(value)
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in text).strip("-")
 

@@ -57,6 +57,16 @@ def test_equal_learners_together_beat_one_on_its_share() -> None:
     assert TOKENS <= together.tokens_trained <= TOKENS + 4 * TinyProgram.tokens_per_step
 
 
+def test_with_equal_learners_and_instant_lines_it_is_synchronous_diloco_to_the_bit() -> None:
+    instant = World()
+    free = _run(instant, fragments=1)
+    waiting = _run(instant, fragments=1, quorum=4, adoption={"max_overlap_steps": 0})
+    # Who waits is not moved by jitter or slow lines, only delayed.
+    delayed = _run(fragments=1, quorum=4, adoption={"max_overlap_steps": 0})
+    assert free.digest == waiting.digest == delayed.digest
+    assert free.virtual_s == waiting.virtual_s < delayed.virtual_s
+
+
 def test_a_slow_learner_slows_nobody_unless_all_must_answer() -> None:
     world = _world(speeds=(1.0, 1.0, 0.8, 0.25))
     free = _run(world)

@@ -69,6 +69,12 @@ def test_rows_are_laid_over_the_study_and_varied() -> None:
     assert (spec.seed, spec.budget_tokens) == (1, 960)
 
 
+def test_a_varied_table_names_the_row_by_its_own_keys() -> None:
+    outer = [{"learning_rate": 0.7, "momentum": 0.5}]
+    rows = plan(_study(rows=[{"name": "r", "vary": {"spec.outer": outer}}]))
+    assert [row.name for row in rows] == ["r-learning_rate_0.7-momentum_0.5_scratch"]
+
+
 def test_warm_rows_have_the_plain_name_and_their_own_references() -> None:
     versus = {"dp": "dp"}
     warm = {"tokens": 64, "learners": 2}
