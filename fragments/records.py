@@ -142,7 +142,11 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a learner is. `step` and `tokens` are cumulative within the lease."""
+    """Where a learner is. `step` and `tokens` are cumulative since its process began.
+
+    `cursor`: next batch of its shard. `wait_share` in [0, 1]; `step_s` in
+    seconds; `loss` in nats per token, NaN if unknown.
+    """
 
     step: int
     tokens: int
@@ -222,11 +226,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The run's clock and phase."""
+    """The run's clock and phase, and H (`sync_interval_steps`) as it is in force."""
 
     global_step: int
     tokens_trained: int
     phase: Phase
+    sync_interval_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +248,7 @@ ServerNote = Ask | Published | Progress | Goodbye
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The learner trains on `version` since its step `at_step` of this lease."""
+    """The learner trains on `version` since its step `at_step`, in its own counter."""
 
     fragment: int
     version: Version

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ import structlog
 
 from fragments.errors import BusyError, DilocoError, NonFiniteError, PayloadError
 from fragments.payload import Payload
-from fragments.records import ContributionKey, Goodbye, Receipt, ServerNote, Update
+from fragments.records import ContributionKey, Goodbye, Lease, Receipt, ServerNote, Update
 from outer_server.core import membership
 from outer_server.core.events import (
     Attached,
@@ -29,7 +29,6 @@ from outer_server.core.events import (
     Effect,
     Event,
     Merged,
-    MergeRefused,
     Note,
     Publish,
     Reply,
@@ -52,6 +51,9 @@ QUEUE_LENGTH = 4096
 CALL_TIMEOUT_S = 30.0
 """Longest wait for a reply; the engine answers in well under a millisecond unless stuck."""
 
+STANDSTILL_S = 3.0
+"""The engine comes by at least every PROGRESS_EVERY_S; a longer gap is no time of its own."""
+
 FAILED = "the server has failed: see its log and start it again"
 
 PROGRESS_EVERY_S = 1.0
@@ -61,10 +63,25 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotRule:
+    """A snapshot is written after this many merged rounds, or after this long if any was."""
+
+    every_rounds: int = 100
+    every_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Detached:
+    """A control stream ended; the scheduler need not know."""
+
+    learner: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Item:
     """An event on its way in, and what belongs to it."""
 
-    event: Event
+    event: Event | _Detached
     reply: Future[Reply] | None = None
     payload: Payload | None = None
     sink: Sink | None = None
@@ -74,29 +91,33 @@ class Engine:
     """Runs the scheduler. Thread-safe but for `start` and `stop`.
 
     Args:
-        snapshot: where to go on from; its state has been through `core.resume`.
+        parameters: the run's tensors; from now on the merge thread's own.
+        state: where to go on from, as `core.resume` made it.
+        payloads: contributions that have arrived and are not merged yet.
         save: writes a snapshot; called from a worker thread.
-        snapshot_every_rounds: merged rounds between two snapshots.
+        snapshots: when a snapshot is due.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        parameters: Parameters,
+        state: RunState,
+        payloads: Mapping[ContributionKey, Payload],
         save: Callable[[Snapshot], None],
-        snapshot_every_rounds: int,
+        snapshots: SnapshotRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = snapshot.state
-        self._parameters = snapshot.parameters
-        self._published = list(snapshot.parameters.fragments)
-        self._payloads: dict[ContributionKey, Payload] = dict(snapshot.payloads)
+        self._state = state
+        self._parameters = parameters
+        self._published = list(parameters.fragments)
+        self._payloads = dict(payloads)
         self._save = save
-        self._snapshot_every_rounds = snapshot_every_rounds
-        self._rounds_saved = snapshot.state.rounds_merged
+        self._snapshots = snapshots
+        self._saved_rounds, self._saved_at_s = state.rounds_merged, 0.0
         self._clock = clock
-        self._started_s = clock()
-        self._layout_digest = snapshot.parameters.layout.digest
+        self._began_s = clock()
+        self._layout_digest = parameters.layout.digest
         self._sinks: dict[str, Sink] = {}
         self._results: dict[tuple[int, int], tuple[Update, FragmentParameters]] = {}
         self._queue: queue.Queue[_Item | None] = queue.Queue(QUEUE_LENGTH)
@@ -118,12 +139,13 @@ class Engine:
         return self._state
 
     def now_s(self) -> float:
-        """Seconds since this engine was made."""
-        return self._clock() - self._started_s
+        """Seconds that this engine has run; time for which the process stood still is left out."""
+        return self._clock() - self._began_s
 
     def start(self) -> None:
         """Begin to handle events."""
         self._parameters.warm_up()
+        self._began_s = self._clock()
         self._thread.start()
 
     def stop(self, reason: str) -> None:
@@ -154,10 +176,10 @@ class Engine:
         """Hand in an event that has no reply. Raises BusyError."""
         self._put(_Item(event))
 
-    def detach(self, learner: str, sink: Sink) -> None:
+    def detach(self, lease: Lease, sink: Sink) -> None:
         """Forget a control stream that ended, unless a newer one has replaced it."""
-        if self._sinks.get(learner) is sink:
-            self._sinks.pop(learner, None)
+        if not self.failed.is_set():
+            self._put(_Item(_Detached(lease.learner), sink=sink))
 
     def check(self) -> None:
         """Raise BusyError once a fault has ended the engine."""
@@ -192,7 +214,9 @@ class Engine:
     def _loop(self) -> None:
         wake_at_s = 0.0
         progress_at_s = self.now_s() + PROGRESS_EVERY_S
+        before_s = self.now_s()
         while True:
+            before_s = self._leave_out_standstill(before_s)
             timeout_s = max(0.0, min(wake_at_s, progress_at_s) - self.now_s())
             try:
                 item = self._queue.get(timeout=timeout_s)
@@ -206,8 +230,22 @@ class Engine:
                 progress_at_s = self.now_s() + PROGRESS_EVERY_S
                 self._send(None, membership.progress(self._state))
 
+    def _leave_out_standstill(self, before_s: float) -> float:
+        """Turn the clock back by what the process stood still (stopped, swapped out), or every
+        lease would lapse before the reports that wait here are read. Returns the present.
+        """
+        stood_s = self.now_s() - before_s - STANDSTILL_S
+        if stood_s > 0.0:
+            _log.warning("stood_still", seconds=round(stood_s, 1))
+            self._began_s += stood_s
+        return self.now_s()
+
     def _handle(self, item: _Item) -> float:
         event = item.event
+        if isinstance(event, _Detached):
+            if self._sinks.get(event.learner) is item.sink:
+                self._sinks.pop(event.learner)
+            return self.now_s()
         if isinstance(event, Attached) and item.sink is not None:
             refusal = membership.check_lease(self._state, event.learner, event.token)
             if refusal is None:
@@ -267,35 +305,36 @@ class Engine:
         self, order: MergeOrder, payloads: dict[ContributionKey, Payload], epoch: int
     ) -> None:
         """On the merge thread: do the work and hand its result in."""
-        event: Event
+        reason: str | None = None
         try:
             result = self._parameters.apply(order, payloads, epoch)
         except (PayloadError, NonFiniteError) as error:
-            event = MergeRefused(order.fragment, order, str(error))
+            reason = str(error)
+            result = self._parameters.stand(order, epoch)
         except Exception:  # noqa: BLE001  a bug must not end the run, and must be seen
             _log.exception("merge_failed", fragment=order.fragment, version=order.version)
-            event = MergeRefused(order.fragment, order, "internal error, see the log")
-        else:
-            update = result[0]
-            self._results[order.fragment, update.version.number] = result
-            event = Merged(order.fragment, update.version.number, update.digest, order)
+            reason = "internal error, see the log"
+            result = self._parameters.stand(order, epoch)
+        update = result[0]
+        self._results[order.fragment, update.version.number] = result
+        event = Merged(order.fragment, update.version.number, update.digest, order, reason)
         self._queue.put(_Item(event))
 
     def _save_if_due(self) -> None:
-        if self._state.rounds_merged - self._rounds_saved < self._snapshot_every_rounds:
+        rounds, now_s = self._state.rounds_merged - self._saved_rounds, self.now_s()
+        is_old = now_s - self._saved_at_s >= self._snapshots.every_s
+        if rounds < (1 if is_old else self._snapshots.every_rounds):
             return
         if self._saving is not None and not self._saving.done():
             return
-        self._rounds_saved = self._state.rounds_merged
+        self._saved_rounds, self._saved_at_s = self._state.rounds_merged, now_s
         self._saving = self._saver.submit(self._save_logged, self._snapshot())
 
     def _save_logged(self, snapshot: Snapshot) -> None:
         try:
             self._save(snapshot)
-        except (OSError, DilocoError) as error:
+        except (OSError, ValueError, DilocoError) as error:
             _log.warning("snapshot_failed", reason=str(error))
 
     def _snapshot(self) -> Snapshot:
-        spec, layout = self._parameters.spec, self._parameters.layout
-        parameters = Parameters(spec, layout, self._published)
-        return Snapshot(self._state, parameters, dict(self._payloads))
+        return Snapshot(self._state, tuple(self._published), dict(self._payloads))

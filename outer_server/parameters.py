@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,26 @@ class Parameters:
         )
         return update, stepped.parameters
 
-    def _merge(self, layout: FragmentLayout, parts: Sequence[Part]) -> Float32[jax.Array, "B N"]:
+    def stand(self, order: MergeOrder, epoch: int) -> tuple[Update, FragmentParameters]:
+        """The fragment one version on without a step: an update that adds nothing."""
+        index = order.fragment
+        layout, rows = self.layout.fragments[index], self.layout.rows_padded
+        payload = encode_int8(
+            layout,
+            np.zeros((rows, self.layout.block), np.int8),
+            np.zeros(rows, np.uint16),
+            self.spec.codec.zstd_level,
+        )
+        update = Update(
+            fragment=index,
+            version=Version(epoch, order.version + 1),
+            from_version=Version(epoch, order.version),
+            digest=digest_hex(self.fragments[index].broadcast_BxN),
+            payload=payload,
+        )
+        return update, self.fragments[index]
+
+    def _merge(self, layout: FragmentLayout, parts: Iterable[Part]) -> Float32[jax.Array, "B N"]:
         return merge(parts, layout, self.layout.rows_padded, radial=self.spec.merge == "rda")
 
     def full(self, index: int, broadcast_BxN: Float32[jax.Array, "B N"]) -> Payload:
@@ -116,15 +135,12 @@ class Parameters:
         layout = self.layout.fragments[index]
         return encode_f32(layout, np.asarray(broadcast_BxN), self.spec.codec.zstd_level)
 
-    def _parts(self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload]) -> list[Part]:
-        layout = self.layout.fragments[order.fragment]
-        return [
-            Part(
-                participant.share,
-                tuple(
-                    decode_int8(layout, self.layout.rows_padded, payloads[meta.key])
-                    for meta in participant.contributions
-                ),
-            )
-            for participant in order.participants
-        ]
+    def _parts(
+        self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload]
+    ) -> Iterator[Part]:
+        """The participants' contributions, decoded one participant at a time."""
+        layout, rows = self.layout.fragments[order.fragment], self.layout.rows_padded
+        for participant in order.participants:
+            keys = [meta.key for meta in participant.contributions]
+            encoded = tuple(decode_int8(layout, rows, payloads[key]) for key in keys)
+            yield Part(participant.share, encoded)

@@ -48,11 +48,9 @@ from outer_server.core.events import (
 )
 from outer_server.core.resume import resume
 from outer_server.core.state import ContributionMeta, RunState
-from outer_server.engine import Engine, Sink
+from outer_server.engine import Engine, Sink, SnapshotRule
+from outer_server.parameters import Parameters
 from outer_server.store.rundir import RunDirectory
-from outer_server.store.snapshot import Snapshot
-
-SNAPSHOT_EVERY_ROUNDS = 100
 
 _log = structlog.get_logger(__name__)
 
@@ -75,11 +73,11 @@ class OuterServer:
     def __init__(
         self,
         path: Path,
-        snapshot_every_rounds: int = SNAPSHOT_EVERY_ROUNDS,
+        snapshots: SnapshotRule = SnapshotRule(),  # noqa: B008  frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = RunDirectory(path)
-        self._snapshot_every_rounds = snapshot_every_rounds
+        self._snapshots = snapshots
         self._clock = clock
         self._traffic: dict[str, Traffic] = {}
         self._traffic_lock = threading.Lock()
@@ -88,17 +86,19 @@ class OuterServer:
     def __enter__(self) -> OuterServer:
         self._directory.__enter__()
         try:
-            self._start = self._directory.start()
-            loaded, is_newest = self._directory.load()
-            # Versions that were published may be missing here unless both hold.
-            clean = self._start.clean and is_newest
-            state = resume(loaded.state, self._start.generation, clean=clean)
-            if not clean:
-                _log.warning("unclean_stop", epoch=state.epoch, reason="a new epoch begins")
-            payloads = loaded.payloads if clean else {}
-            snapshot = Snapshot(state, loaded.parameters, payloads)
+            self._start = start = self._directory.start()
+            state = resume(start.snapshot.state, start.generation, start.epoch)
+            is_continued = start.epoch == start.snapshot.state.epoch
+            if not is_continued:
+                _log.warning("unclean_stop", epoch=start.epoch, reason="a new epoch begins")
+            layout, fragments = self._directory.layout, start.snapshot.fragments
             self._engine = Engine(
-                snapshot, self._directory.save, self._snapshot_every_rounds, self._clock
+                Parameters(self._directory.spec, layout, fragments),
+                state,
+                start.snapshot.payloads if is_continued else {},
+                self._directory.save,
+                self._snapshots,
+                self._clock,
             )
             self._engine.start()
         except BaseException:
@@ -162,7 +162,7 @@ class OuterServer:
 
     def detach(self, lease: Lease, sink: Sink) -> None:
         """Forget `sink`, if it is still the one attached."""
-        self._engine.detach(lease.learner, sink)
+        self._engine.detach(lease, sink)
 
     def report(self, lease: Lease, report: Report) -> None:
         """A learner's newest position."""
@@ -257,9 +257,8 @@ class OuterServer:
         now_s, state = self._engine.now_s(), self._engine.state
         with self._traffic_lock:
             traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}
-        return status.run_status(
-            state, self._directory.layout, traffic, now_s, self._tokens_per_s(state, now_s)
-        )
+            tokens_per_s = self._tokens_per_s(state, now_s)
+        return status.run_status(state, self._directory.layout, traffic, now_s, tokens_per_s)
 
     def _tokens_per_s(self, state: RunState, now_s: float) -> float:
         """Trained tokens a second over the last calls of `status`, at least a second apart."""

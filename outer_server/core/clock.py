@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outer_server.core.close import smoothed
-from outer_server.core.state import RunState, SlotClock
+from outer_server.core.state import LearnerRecord, RunState, SlotClock
+
+STEPS_OF_PATIENCE = 4.0
+"""Of its own steps, beyond a lease, that a learner may take for one and still move the clock."""
 
 
 def kth_largest(positions: Sequence[int], k: int) -> int:
@@ -15,20 +18,34 @@ def kth_largest(positions: Sequence[int], k: int) -> int:
 
 
 def advance(state: RunState, now_s: float) -> RunState:
-    """Set t to the K_eff-th largest position among live learners; t never falls.
+    """Set t to the K_eff-th largest position among stepping learners; t never falls.
 
-    Where a death would put the K_eff-th position below t, all live positions
+    Where a death would put the K_eff-th position below t, all their positions
     shift up by the difference, so that the survivors' next steps count at once.
     """
-    live = state.live_learners
-    if not live:
+    stepping = [record for record in state.live_learners if is_stepping(state, record, now_s)]
+    if not stepping:
         return state
-    reached = kth_largest([record.position for record in live], state.quorum_effective)
+    quorum = min(state.spec.quorum, len(stepping))
+    reached = kth_largest([record.position for record in stepping], quorum)
     if reached >= state.global_step:
         return _stepped(state, reached, now_s)
     shift = state.global_step - reached
-    moved = {r.name: replace(r, position=r.position + shift) for r in live}
+    moved = {r.name: replace(r, position=r.position + shift) for r in stepping}
     return replace(state, learners={**state.learners, **moved})
+
+
+def is_stepping(state: RunState, record: LearnerRecord, now_s: float) -> bool:
+    """Whether a live learner has a say on the clock: it has made a step in this lease, and the
+    newest is no longer ago than a lease's time to live and four of its steps.
+
+    A newcomer that still fetches its first weights must not stop the clock of K >= 2, and one
+    whose training hangs while its heartbeat goes on must not hold that of K = 1.
+    """
+    if record.stepped_at_s is None:
+        return False
+    patience_s = state.spec.lease_ttl_s + STEPS_OF_PATIENCE * record.report.step_s
+    return now_s - record.stepped_at_s <= patience_s
 
 
 def _stepped(state: RunState, reached: int, now_s: float) -> RunState:

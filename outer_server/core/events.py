@@ -94,21 +94,17 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The merge of a round is done: `version` of the fragment exists."""
+    """The merge of a round is done: `version` of the fragment exists.
+
+    `refused`: why the round's contributions could not be merged (no finite
+    result, an unreadable payload); the version then has the old value.
+    """
 
     fragment: int
     version: int
     digest: str
     order: MergeOrder
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRefused:
-    """A round's merge gave no finite result, or a payload could not be read."""
-
-    fragment: int
-    order: MergeOrder
-    reason: str
+    refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +129,6 @@ Event: TypeAlias = (
     | Contributed
     | Attached
     | Merged
-    | MergeRefused
     | Drain
     | Tick
 )

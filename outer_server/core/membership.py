@@ -20,10 +20,13 @@ from fragments.records import (
     Welcome,
 )
 from outer_server.core.events import Disconnect, Effect, Join, Leave, Note
-from outer_server.core.state import Base, LearnerRecord, RunState, Tally
+from outer_server.core.state import Base, LearnerRecord, RunState, Tally, Timing
 
 HEARTBEATS_PER_LEASE = 3
 """A learner is heard at least this often within its lease's time to live."""
+
+MAX_EVALUATORS = 16
+"""Names of evaluators that a run takes."""
 
 _NAME = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 
@@ -40,6 +43,7 @@ def join(
     before = state.learners.get(hello.name)
     record = _admit(state, hello, before, now_s)
     state = replace(state.with_learner(record), next_token=state.next_token + 1)
+    state = _excuse(state, record)
     effects: list[Effect] = []
     if before is not None and before.live and before.incarnation != hello.incarnation:
         reason = f"another process joined as {hello.name!r} later: this one is fenced off"
@@ -49,6 +53,17 @@ def join(
     fields = (("learner", hello.name), ("role", str(hello.role)), ("token", record.token))
     effects.append(Note(what, reason, fields))
     return state, welcome(state, record), effects
+
+
+def _excuse(state: RunState, record: LearnerRecord) -> RunState:
+    """A process that joins without the base that its name was asked for will not answer soon."""
+    for index, fragment in enumerate(state.fragments):
+        round_ = fragment.round
+        if round_ is None or record.name not in round_.asked or record.bases[index].version >= 0:
+            continue
+        round_ = replace(round_, declined=round_.declined | {record.name})
+        state = state.with_fragment(index, replace(fragment, round=round_))
+    return state
 
 
 def welcome(state: RunState, record: LearnerRecord) -> Welcome:
@@ -105,7 +120,7 @@ def check_lease(state: RunState, learner: str, token: int) -> Refusal | None:
 
 def progress(state: RunState) -> Progress:
     """Clock and phase, as learners are told."""
-    return Progress(state.global_step, state.tokens_trained, state.phase)
+    return Progress(state.global_step, state.tokens_trained, state.phase, state.slots.interval)
 
 
 def version_of(state: RunState, fragment: int) -> Version:
@@ -128,7 +143,7 @@ def _check(state: RunState, hello: Hello, layout_digest: str) -> Refusal | None:
             "the model built here differs from the run's (layout digest "
             f"{hello.layout_digest[:12]} against {layout_digest[:12]}): check program and version"
         )
-    elif not _NAME.match(hello.name):
+    elif not _NAME.fullmatch(hello.name) or len(hello.incarnation) > 64:
         mismatch = f"name {hello.name!r}: use 1 to 64 of letters, digits, '-', '_' and '.'"
     elif hello.generation_seen > state.generation:
         mismatch = (
@@ -142,16 +157,21 @@ def _check(state: RunState, hello: Hello, layout_digest: str) -> Refusal | None:
         return Refusal(RefusalCode.MISMATCH, f"{hello.name!r} is known here as {before.role}")
     if state.phase is Phase.DRAINING:
         return Refusal(RefusalCode.NOT_TRAINING, "the server is about to stop: try again later")
-    is_new_learner = before is None and hello.role is Role.LEARNER
-    names = sum(1 for record in state.learners.values() if record.role is Role.LEARNER)
-    if is_new_learner and names >= spec.max_learners:
-        return Refusal(RefusalCode.FULL, f"the run has its {spec.max_learners} learners already")
+    most = spec.max_learners if hello.role is Role.LEARNER else MAX_EVALUATORS
+    names = sum(1 for record in state.learners.values() if record.role is hello.role)
+    if before is None and names >= most:
+        return Refusal(RefusalCode.FULL, f"the run has its {most} {hello.role}s already")
     return None
 
 
 def _admit(
     state: RunState, hello: Hello, before: LearnerRecord | None, now_s: float
 ) -> LearnerRecord:
+    is_same_process = before is not None and before.incarnation == hello.incarnation
+    # A process that joins again goes on counting where it was, so that what it trained meanwhile
+    # is counted with its next report.
+    nothing = Report(step=0, tokens=0, cursor=0)
+    report = before.report if before is not None and is_same_process else nothing
     held = {base.fragment: base for base in hello.bases if base.version.epoch == state.epoch}
     old = before.bases if before is not None else (Base(),) * len(state.fragments)
     bases = []
@@ -162,11 +182,15 @@ def _admit(
         else:
             version = now_held.version.number
             digest = base.digest if base.version == version else ""
-            bases.append(
-                replace(base, version=version, at_step=-now_held.steps_since, digest=digest)
-            )
-    # What it did under a lease that it still holds counts as if that had ended just now.
-    tally = _ended(before).tally if before is not None else Tally()
+            at_step = report.step - now_held.steps_since
+            bases.append(replace(base, version=version, at_step=at_step, digest=digest))
+    tally = before.tally if before is not None else Tally()
+    if before is not None and not is_same_process:
+        tally = replace(
+            tally,
+            steps=tally.steps + before.report.step,
+            tokens=tally.tokens + before.report.tokens,
+        )
     return LearnerRecord(
         name=hello.name,
         role=hello.role,
@@ -176,10 +200,11 @@ def _admit(
         live=True,
         left=False,
         position=state.global_step,
-        report=Report(step=0, tokens=0, cursor=0),
+        report=report,
         heard_at_s=now_s,
         bases=tuple(bases),
         cursor=max(hello.cursor, before.cursor if before is not None else 0),
+        timing=before.timing if before is not None else Timing(),
         tally=replace(tally, joins=tally.joins + 1),
     )
 
@@ -193,9 +218,4 @@ def _free_shard(state: RunState, role: Role) -> int:
 
 
 def _ended(record: LearnerRecord) -> LearnerRecord:
-    tally = replace(
-        record.tally,
-        steps=record.tally.steps + record.report.step,
-        tokens=record.tally.tokens + record.report.tokens,
-    )
-    return replace(record, live=False, tally=tally, report=replace(record.report, step=0, tokens=0))
+    return replace(record, live=False, stepped_at_s=None)

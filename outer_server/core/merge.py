@@ -14,7 +14,7 @@ a residual of cancelling directions is not blown up.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -38,21 +38,23 @@ class Part:
 
 
 def merge(
-    parts: Sequence[Part], fragment: FragmentLayout, rows_padded: int, *, radial: bool
+    parts: Iterable[Part], fragment: FragmentLayout, rows_padded: int, *, radial: bool
 ) -> Float32[Array, "B N"]:
     """The merged pseudo-gradient of a fragment, float32 (rows_padded, block).
 
     Parts are added in the order given: the same order gives the same bits.
 
     Args:
-        parts: shares sum to 1.
+        parts: shares sum to 1. Taken one by one, so an iterator need hold only one.
         radial: RDA for tensors that are not declared averaged; otherwise the
             token-weighted average for all.
     """
     tensors = _Tensors(fragment, rows_padded, radial=radial)
     total_BxN = jnp.zeros((rows_padded, fragment.block), jnp.float32)
     mean_norm_T = np.zeros(len(fragment.slots))
+    squared_shares = 0.0
     for part in parts:
+        squared_shares += part.share**2
         norm_T = tensors.norms(part) if radial else mean_norm_T
         mean_norm_T = mean_norm_T + part.share * norm_T
         weight_B = tensors.rows(np.where(tensors.averaged_T, part.share, _over(part.share, norm_T)))
@@ -60,9 +62,8 @@ def merge(
             total_BxN = _add(total_BxN, weight_B, codes_BxN, step_bits_B)
     if not radial:
         return total_BxN
-    effective = 1.0 / sum(part.share**2 for part in parts)
     direction_T = np.sqrt(tensors.sums(np.asarray(_row_squares(total_BxN), np.float64)))
-    gain_T = np.minimum(_over(1.0, direction_T), math.sqrt(effective))
+    gain_T = np.minimum(_over(1.0, direction_T), math.sqrt(1.0 / squared_shares))
     scale_T = np.where(tensors.averaged_T, 1.0, mean_norm_T * gain_T)
     scaled_BxN: Array = _scale(total_BxN, tensors.rows(scale_T))
     return scaled_BxN

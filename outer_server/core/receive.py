@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fragments.records import (
@@ -25,13 +26,24 @@ from outer_server.core.events import (
     Reported,
 )
 from outer_server.core.membership import check_lease
-from outer_server.core.state import EvaluationRecord, LearnerRecord, RoundStage, RunState
+from outer_server.core.state import (
+    ContributionMeta,
+    EvaluationRecord,
+    LearnerRecord,
+    RoundStage,
+    RunState,
+)
 
 EVALUATIONS_KEPT = 512
 """Newest evaluations kept for the status."""
 
-MAX_STEPS_PER_REPORT = 1 << 32
-"""A report that claims more than this is not from a learner of ours."""
+MAX_STEPS = 1 << 32
+MAX_TOKENS = 1 << 56
+"""Bounds on what one process or contribution may claim: beyond them it is not one of ours, and
+sums of them would not fit the wire."""
+
+MAX_TEXT = 64
+"""Longest digest or unit that is kept."""
 
 
 def heard(state: RunState, learner: str, token: int, now_s: float) -> RunState | None:
@@ -42,23 +54,31 @@ def heard(state: RunState, learner: str, token: int, now_s: float) -> RunState |
     return state.with_learner(replace(record, heard_at_s=now_s))
 
 
-def report(state: RunState, event: Reported) -> RunState:
-    """Move the learner on. Reports are cumulative: an older one changes nothing."""
+def report(state: RunState, event: Reported, now_s: float) -> RunState:
+    """Move the learner on. Reports are cumulative: an older one changes nothing.
+
+    The first step of a lease puts the learner at t as it now is, whatever it has
+    trained while it was away; its tokens count in full.
+    """
     record = state.learners[event.learner]
     new, old = event.report, record.report
     steps, tokens = new.step - old.step, new.tokens - old.tokens
-    if steps < 0 or tokens < 0 or steps > MAX_STEPS_PER_REPORT:
+    is_sane = steps >= 0 and tokens >= 0 and new.step <= MAX_STEPS and new.tokens <= MAX_TOKENS
+    if record.role is not Role.LEARNER or not is_sane or not 0 <= new.cursor <= MAX_STEPS:
         return state
-    if record.role is Role.EVALUATOR:
-        return state
-    record = replace(
-        record,
-        report=new,
-        position=record.position + steps,
-        cursor=max(record.cursor, new.cursor),
-    )
+    if steps > 0 and record.stepped_at_s is None:
+        position = max(state.global_step, record.position + 1)
+        record = replace(record, position=position, stepped_at_s=now_s)
+    elif steps > 0:
+        record = replace(record, position=record.position + steps, stepped_at_s=now_s)
+    new = replace(new, wait_share=_finite(new.wait_share), step_s=_finite(new.step_s))
+    record = replace(record, report=new, cursor=max(record.cursor, new.cursor))
     state = state.with_learner(record)
     return replace(state, tokens_trained=state.tokens_trained + tokens)
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) and value >= 0.0 else 0.0
 
 
 def decline(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
@@ -81,6 +101,8 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     """Note the base; end the lease of a learner whose copy differs from the server's."""
     told = event.adopted
     if not 0 <= told.fragment < len(state.fragments) or told.version.epoch != state.epoch:
+        return state, []
+    if state.learners[event.learner].role is not Role.LEARNER or len(told.digest) > MAX_TEXT:
         return state, []
     fragment = state.fragments[told.fragment]
     record = state.learners[event.learner]
@@ -106,7 +128,11 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
 
 
 def evaluated(state: RunState, event: Evaluated, now_s: float) -> tuple[RunState, list[Effect]]:
-    """Keep a held-out loss for the status."""
+    """Keep an evaluator's held-out loss for the status."""
+    told = event.evaluation
+    is_sane = len(told.unit) <= MAX_TEXT and len(told.versions) <= len(state.fragments)
+    if state.learners[event.learner].role is not Role.EVALUATOR or not is_sane:
+        return state, []
     entry = EvaluationRecord(event.learner, now_s, event.evaluation)
     kept = (*state.evaluations, entry)[-EVALUATIONS_KEPT:]
     fields = (
@@ -122,6 +148,8 @@ def admissible(state: RunState, event: Contributed) -> Refusal | Receipt | None:
     refusal = check_lease(state, event.learner, event.token)
     if refusal is not None:
         return refusal
+    if state.learners[event.learner].role is not Role.LEARNER:
+        return Refusal(RefusalCode.MISMATCH, f"{event.learner!r} is no learner")
     if key.learner != event.learner or not 0 <= key.fragment < len(state.fragments):
         return Refusal(RefusalCode.MISMATCH, f"no such key: {key}")
     if key.base_version.epoch != state.epoch:
@@ -134,7 +162,7 @@ def admissible(state: RunState, event: Contributed) -> Refusal | Receipt | None:
             return Receipt(key, duplicate=True)
         reason = f"base {key.base_version} of fragment {key.fragment} was consumed already"
         return Refusal(RefusalCode.CONSUMED, reason)
-    if number > current or event.meta.steps < 1 or event.meta.tokens < 1:
+    if number > current or not _is_sane(event.meta):
         reason = f"base {number} at version {current} with {event.meta.steps} steps makes no sense"
         return Refusal(RefusalCode.MISMATCH, reason)
     if current - number > state.spec.staleness_bound:
@@ -146,6 +174,11 @@ def admissible(state: RunState, event: Contributed) -> Refusal | Receipt | None:
     if state.phase is Phase.FINISHED:
         return Refusal(RefusalCode.NOT_TRAINING, "the run is finished")
     return None
+
+
+def _is_sane(meta: ContributionMeta) -> bool:
+    has_work = 1 <= meta.steps <= MAX_STEPS and 1 <= meta.tokens <= MAX_TOKENS
+    return has_work and 0 <= meta.cursor_from <= meta.cursor_to <= MAX_STEPS
 
 
 def contribute(

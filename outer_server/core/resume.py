@@ -8,15 +8,15 @@ from fragments.records import Phase
 from outer_server.core.state import Base, FragmentState, LearnerRecord, RunState
 
 
-def resume(state: RunState, generation: int, *, clean: bool) -> RunState:
+def resume(state: RunState, generation: int, epoch: int) -> RunState:
     """`state` as loaded, made ready to go on under a new server generation.
 
     Open rounds end, and what had arrived for them waits for the next. Times
     start afresh at 0: every live lease runs anew, so learners that reconnect
     within it need not join again.
 
-    After an unclean stop the snapshot may be older than what was published. Then
-    a new epoch begins: every base, and every contribution to one, is void.
+    A larger `epoch` says that the snapshot may be older than what was published:
+    every base, and every contribution to one, is void.
     """
     state = replace(state, generation=generation, due=(), closing_until_s=0.0, stepped_at_s=None)
     if state.phase is not Phase.FINISHED:
@@ -24,12 +24,12 @@ def resume(state: RunState, generation: int, *, clean: bool) -> RunState:
         state = replace(state, phase=Phase.WAITING, phase_reason=reason)
     fragments = tuple(_parked(fragment) for fragment in state.fragments)
     learners = {name: _waiting(record) for name, record in state.learners.items()}
-    if clean:
+    if epoch == state.epoch:
         return replace(state, fragments=fragments, learners=learners)
     void = Base()
     return replace(
         state,
-        epoch=state.epoch + 1,
+        epoch=epoch,
         fragments=tuple(replace(fragment, arrived=()) for fragment in fragments),
         learners={
             name: replace(record, live=False, bases=(void,) * len(fragments))
@@ -49,4 +49,4 @@ def _parked(fragment: FragmentState) -> FragmentState:
 
 def _waiting(record: LearnerRecord) -> LearnerRecord:
     bases = tuple(replace(base, asked_version=-1, asked_at_s=0.0) for base in record.bases)
-    return replace(record, heard_at_s=0.0, bases=bases)
+    return replace(record, heard_at_s=0.0, stepped_at_s=None, bases=bases)

@@ -11,7 +11,6 @@ from outer_server.core.events import (
     Discard,
     Effect,
     Merged,
-    MergeRefused,
     Note,
     Publish,
     Send,
@@ -140,8 +139,9 @@ def close_round(
     stale = tuple(m.key for m in fragment.arrived if m not in fresh)
     effects: list[Effect] = [Discard(stale)] if stale else []
     if not fresh:
-        state = state.with_fragment(round_.fragment, replace(fragment, round=None, arrived=()))
-        return state, [*effects, *_abandoned_note(round_, "all that arrived is too stale")]
+        state = state.with_fragment(round_.fragment, replace(fragment, arrived=()))
+        state, more = abandon(state, round_, "all that arrived is too stale")
+        return state, effects + more
     order = merge_order(round_.fragment, round_.version, fresh, state.spec.weight_bound)
     merging = replace(round_, stage=RoundStage.MERGING, order=order)
     state = state.with_fragment(
@@ -173,37 +173,31 @@ def _abandoned_note(round_: Round, reason: str) -> tuple[Note, ...]:
 
 
 def merged(state: RunState, event: Merged) -> tuple[RunState, list[Effect]]:
-    """A merge is done: the fragment has a new version, which may be pulled."""
-    fragment = state.fragments[event.fragment]
-    metas = event.order.contributions
-    state = state.with_fragment(
-        event.fragment,
-        replace(fragment, version=event.version, digest=event.digest, round=None),
-    )
+    """A merge is done: the fragment has a new version, which may be pulled.
+
+    Where the contributions could not be merged, the version is new all the same:
+    their senders' bases are consumed, and only a newer one lets them answer again.
+    """
+    fragment, metas = state.fragments[event.fragment], event.order.contributions
+    fragment = replace(fragment, version=event.version, digest=event.digest, round=None)
+    state = state.with_fragment(event.fragment, fragment)
+    effects: list[Effect] = [
+        Publish(event.fragment, event.version),
+        Discard(tuple(meta.key for meta in metas)),
+        Send(None, Published(event.fragment, Version(state.epoch, event.version))),
+    ]
+    if event.refused is not None:
+        fields = (("fragment", event.fragment), ("version", event.order.version))
+        state = replace(state, rounds_abandoned=state.rounds_abandoned + 1)
+        return state, [*effects, Note("merge_refused", event.refused, fields)]
     for participant in event.order.participants:
         state = _credit(state, participant.learner, participant.contributions)
-    tokens = sum(m.tokens for m in metas)
-    state = replace(
+    tokens = sum(meta.tokens for meta in metas)
+    return replace(
         state,
         rounds_merged=state.rounds_merged + 1,
         tokens_merged=state.tokens_merged + tokens,
-    )
-    notice = Published(event.fragment, Version(state.epoch, event.version))
-    return state, [
-        Publish(event.fragment, event.version),
-        Discard(tuple(m.key for m in metas)),
-        Send(None, notice),
-    ]
-
-
-def merge_refused(state: RunState, event: MergeRefused) -> tuple[RunState, list[Effect]]:
-    """A merge gave nothing usable: the version stays, its contributions are dropped."""
-    fragment = state.fragments[event.fragment]
-    state = state.with_fragment(event.fragment, replace(fragment, round=None))
-    state = replace(state, rounds_abandoned=state.rounds_abandoned + 1)
-    keys = tuple(m.key for m in event.order.contributions)
-    fields = (("fragment", event.fragment), ("version", event.order.version))
-    return state, [Discard(keys), Note("merge_refused", event.reason, fields)]
+    ), effects
 
 
 def _credit(state: RunState, learner: str, metas: tuple[ContributionMeta, ...]) -> RunState:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fragments.records import Ask, Phase, Version
+from fragments.records import Ask, Phase, Published, Version
 from outer_server.core import clock, membership, receive, rounds
 from outer_server.core.events import (
     Attached,
@@ -25,7 +25,6 @@ from outer_server.core.events import (
     Join,
     Leave,
     Merged,
-    MergeRefused,
     Note,
     Reply,
     Reported,
@@ -64,9 +63,6 @@ def _record(
         case Merged():
             state, effects = rounds.merged(state, event)
             return state, None, effects
-        case MergeRefused():
-            state, effects = rounds.merge_refused(state, event)
-            return state, None, effects
         case Drain():
             if state.phase in (Phase.DRAINING, Phase.FINISHED):
                 return state, None, []
@@ -89,7 +85,7 @@ def _record_spoken(
     effects: list[Effect] = []
     match event:
         case Reported():
-            state = receive.report(state, event)
+            state = receive.report(state, event, now_s)
         case Declined():
             state, effects = receive.decline(state, event)
         case HasAdopted():
@@ -97,12 +93,18 @@ def _record_spoken(
         case Evaluated():
             state, effects = receive.evaluated(state, event, now_s)
         case Attached():
-            effects = _repeat_asks(state, event.learner)
+            effects = _catch_up(state, event.learner)
     return state, None, effects
 
 
-def _repeat_asks(state: RunState, learner: str) -> list[Effect]:
-    effects: list[Effect] = [Send(learner, membership.progress(state))]
+def _catch_up(state: RunState, learner: str) -> list[Effect]:
+    """What an earlier stream may have swallowed: clock, versions, and asks still open."""
+    effects: list[Effect] = [
+        Send(learner, Published(index, membership.version_of(state, index)))
+        for index in range(len(state.fragments))
+    ]
+    # After the versions: whoever hears that the run is finished has then heard of the last ones.
+    effects.append(Send(learner, membership.progress(state)))
     for round_ in state.open_rounds:
         is_open = round_.stage is RoundStage.COLLECTING and learner in round_.asked
         if is_open and learner not in round_.answered | round_.declined:
@@ -160,7 +162,7 @@ def _phase(state: RunState, now_s: float) -> tuple[RunState, list[Effect]]:
     if state.phase not in (Phase.WAITING, Phase.TRAINING):
         return state, []
     live, wanted = len(state.live_learners), state.spec.min_learners
-    if state.tokens_trained >= state.spec.budget_tokens:
+    if live >= wanted and state.tokens_trained >= state.spec.budget_tokens:
         until_s = now_s + state.spec.closing_lap_s
         lap = tuple(range(len(state.fragments)))
         state = replace(state, closing_until_s=until_s, due=lap)

@@ -18,9 +18,8 @@ from fragments.runspec import RunSpec
 class Base:
     """What one learner holds of one fragment, as far as the server was told.
 
-    `version` -1: nothing of this epoch. `at_step` is the step of the current
-    lease at which it was adopted; it is negative for a base that was held
-    before the lease began. `consumed` is the largest base version that a
+    `version` -1: nothing of this epoch. `at_step` is the learner's step, in its
+    own counter, after which it was adopted. `consumed` is the largest base version that a
     contribution was accepted for, `consumed_payload` that payload's digest.
     """
 
@@ -45,7 +44,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counters of a learner over all its leases."""
+    """Counters of a learner; steps and tokens without those of its present process."""
 
     joins: int = 0
     steps: int = 0
@@ -58,7 +57,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LearnerRecord:
-    """One name that ever joined. `report` counts within the current lease."""
+    """One name that ever joined.
+
+    `report` counts since the process of `incarnation` began; `tally` has the
+    steps and tokens of the processes before it. `stepped_at_s`: when the newest
+    step was reported, None before the first one of the current lease.
+    """
 
     name: str
     role: Role
@@ -71,6 +75,7 @@ class LearnerRecord:
     report: Report
     heard_at_s: float
     bases: tuple[Base, ...]
+    stepped_at_s: float | None = None
     cursor: int = 0
     timing: Timing = Timing()
     tally: Tally = Tally()

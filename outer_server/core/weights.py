@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import median_low
 
 from outer_server.core.state import ContributionMeta, MergeOrder, Participant
 
@@ -14,12 +14,12 @@ def raw_weight(tokens: int, steps: int) -> float:
 
 
 def bounded_shares(weights: Sequence[float], bound: float) -> tuple[float, ...]:
-    """Shares that sum to 1, after no weight is above `bound` times the median weight.
+    """Shares that sum to 1, after no weight is above `bound` times the (lower) median weight.
 
     The bound keeps a learner that returns from a long partition from dragging
     everyone to where it alone has been.
     """
-    limit = bound * median(weights)
+    limit = bound * median_low(weights)
     bounded = [min(weight, limit) for weight in weights]
     total = sum(bounded)
     return tuple(weight / total for weight in bounded)

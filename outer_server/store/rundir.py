@@ -2,7 +2,7 @@
 
     run.json        format, spec           written once
     layout.json     which tensor is where  written once
-    server.json     generation, clean      rewritten at each start and clean stop
+    server.json     generation, epoch, clean: rewritten at each start and clean stop
     lock            held while a server runs
     snapshots/      see outer_server.store.snapshot
 
@@ -39,14 +39,16 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How this start relates to the one before it.
+    """What a server goes on from, and how that relates to the one before it.
 
-    `generation` is larger than at any earlier start. `clean`: the previous
-    server stopped in order, so the newest snapshot is all there is to know.
+    `generation` is larger than at any earlier start. `epoch` is that of the
+    snapshot after an orderly stop; otherwise, since versions that were published
+    may be missing from the snapshot, it is larger than any that was ever served.
     """
 
     generation: int
-    clean: bool
+    epoch: int
+    snapshot: Snapshot
 
 
 def create_run(
@@ -74,8 +76,8 @@ def create_run(
         document = {"format": FORMAT, "spec": json.loads(spec.model_dump_json())}
         write_atomically(draft / "run.json", json.dumps(document, indent=2).encode())
         write_atomically(draft / "layout.json", layout.to_json().encode())
-        write_atomically(draft / "server.json", _server_json(0, clean=True))
-        save(draft / "snapshots", Snapshot(state, parameters, {}))
+        write_atomically(draft / "server.json", _server_json(0, state.epoch, clean=True))
+        save(draft / "snapshots", layout, Snapshot(state, parameters.fragments, {}))
         if path.is_dir():
             path.rmdir()
         draft.rename(path)
@@ -118,25 +120,29 @@ class RunDirectory:
             self._lock = None
 
     def start(self) -> Start:
-        """Raise the generation, durably, before anything is served."""
+        """Load the newest whole snapshot; raise the generation, and where needed the epoch,
+        durably, before anything is served.
+        """
+        snapshot, is_newest = load_newest(self.path / "snapshots", self.spec, self.layout)
         record = _read_json(self.path / "server.json")
-        generation, clean = record.get("generation"), record.get("clean")
-        if not isinstance(generation, int) or not isinstance(clean, bool):
+        generation, epoch, clean = (record.get(key) for key in ("generation", "epoch", "clean"))
+        if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(clean, bool)):
             raise RunDirectoryError(f"{self.path / 'server.json'} is damaged")
-        write_atomically(self.path / "server.json", _server_json(generation + 1, clean=False))
-        return Start(generation + 1, clean)
+        if not (clean and is_newest and epoch == snapshot.state.epoch):
+            epoch = max(epoch, snapshot.state.epoch) + 1
+        generation += 1
+        write_atomically(self.path / "server.json", _server_json(generation, epoch, clean=False))
+        return Start(generation, epoch, snapshot)
 
     def stopped(self, start: Start) -> None:
         """Note, after the last snapshot, that nothing was left unsaved."""
-        write_atomically(self.path / "server.json", _server_json(start.generation, clean=True))
-
-    def load(self) -> tuple[Snapshot, bool]:
-        """The newest snapshot that is whole, and whether it is the newest written."""
-        return load_newest(self.path / "snapshots", self.spec, self.layout)
+        write_atomically(
+            self.path / "server.json", _server_json(start.generation, start.epoch, clean=True)
+        )
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a snapshot, atomically, and drop old ones."""
-        save(self.path / "snapshots", snapshot)
+        save(self.path / "snapshots", self.layout, snapshot)
 
 
 def read_run(path: Path) -> tuple[RunSpec, Layout]:
@@ -157,8 +163,8 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
     return spec, layout
 
 
-def _server_json(generation: int, *, clean: bool) -> bytes:
-    return json.dumps({"generation": generation, "clean": clean}).encode()
+def _server_json(generation: int, epoch: int, *, clean: bool) -> bytes:
+    return json.dumps({"generation": generation, "epoch": epoch, "clean": clean}).encode()
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from fragments.digest import digest_hex
 from fragments.errors import PayloadError, RunDirectoryError
 from fragments.layout import FragmentLayout, Layout
 from fragments.payload import Payload
@@ -33,7 +34,6 @@ from fragments.records import ContributionKey
 from fragments.runspec import RunSpec
 from outer_server.core.state import RunState
 from outer_server.core.step import FragmentParameters, outer_optimizer
-from outer_server.parameters import Parameters
 from outer_server.store.files import sync_directory, sync_file, write_atomically
 
 FORMAT = 1
@@ -42,26 +42,31 @@ KEPT = 3
 
 _log = structlog.get_logger(__name__)
 _STATE: TypeAdapter[RunState] = TypeAdapter(RunState)
+"""Numbers that are not finite (an unknown loss) are written as Python's json writes them: NaN."""
+
 _KEYS: TypeAdapter[list[ContributionKey]] = TypeAdapter(list[ContributionKey])
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a server needs to go on."""
+    """Everything that a server needs to go on. `fragments` are those of `state`'s versions."""
 
     state: RunState
-    parameters: Parameters
+    fragments: tuple[FragmentParameters, ...]
     payloads: Mapping[ContributionKey, Payload]
 
 
-def save(directory: Path, snapshot: Snapshot) -> Path:
-    """Write `snapshot` under the next number; return its directory."""
+def save(directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
+    """Write `snapshot` under the next number; return its directory.
+
+    Old ones are removed only when it is in place and its state can be read back.
+    """
     number = max([int(path.name) for path in numbered(directory)], default=-1) + 1
     target = directory / f"{number:06d}"
     draft = directory / f".{number:06d}.new"
     shutil.rmtree(draft, ignore_errors=True)
     (draft / "contributions").mkdir(parents=True)
-    _write(draft, snapshot)
+    _write(draft, layout, snapshot)
     draft.rename(target)
     sync_directory(directory)
     for old in numbered(directory)[:-KEPT]:
@@ -92,11 +97,10 @@ def numbered(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.name.isdigit())
 
 
-def _write(draft: Path, snapshot: Snapshot) -> None:
-    layout, fragments = snapshot.parameters.layout, snapshot.parameters.fragments
+def _write(draft: Path, layout: Layout, snapshot: Snapshot) -> None:
     weights: dict[str, np.ndarray] = {}
     server: dict[str, np.ndarray] = {}
-    for part, values in zip(layout.fragments, fragments, strict=True):
+    for part, values in zip(layout.fragments, snapshot.fragments, strict=True):
         weights.update(_tensors(part, values.broadcast_BxN))
         server.update(_tensors(part, values.master_BxN, "master/"))
         for leaf, array in enumerate(jax.tree.leaves(values.outer)):
@@ -110,7 +114,7 @@ def _write(draft: Path, snapshot: Snapshot) -> None:
     keys = sorted(snapshot.payloads, key=lambda k: (k.fragment, k.learner, k.base_version))
     for number, key in enumerate(keys):
         (draft / "contributions" / f"{number}.bin").write_bytes(snapshot.payloads[key].data)
-    (draft / "state.json").write_bytes(_STATE.dump_json(snapshot.state, indent=1))
+    (draft / "state.json").write_text(_state_json(snapshot.state))
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     for path in files:
         sync_file(path)
@@ -131,6 +135,22 @@ def _write(draft: Path, snapshot: Snapshot) -> None:
     sync_directory(draft / "contributions")
 
 
+def _state_json(state: RunState) -> str:
+    """The state without its settings, which stand in run.json.
+
+    It is read back at once: ValueError now, rather than a snapshot that cannot
+    be read when it is needed.
+    """
+    text = json.dumps(_STATE.dump_python(state, mode="json", exclude={"spec"}), indent=1)
+    _state_from_json(text, state.spec)
+    return text
+
+
+def _state_from_json(text: str, spec: RunSpec) -> RunState:
+    document = json.loads(text)
+    return _STATE.validate_python(document | {"spec": spec})
+
+
 def _read(path: Path, spec: RunSpec, layout: Layout) -> Snapshot:
     manifest = json.loads((path / "manifest.json").read_bytes())
     if manifest["format"] != FORMAT:
@@ -139,13 +159,12 @@ def _read(path: Path, spec: RunSpec, layout: Layout) -> Snapshot:
         if _sha256(path / name) != checksum:
             raise ValueError(f"{name} does not match its checksum")
     try:
-        state = _STATE.validate_json((path / "state.json").read_bytes())
+        state = _state_from_json((path / "state.json").read_text(), spec)
     except ValidationError as error:
         raise ValueError(f"state.json: {error}") from error
     fragments = _read_fragments(path, spec, layout)
-    parameters = Parameters(spec, layout, fragments)
-    found = [fragment.digest for fragment in state.fragments]
-    if list(parameters.digests()) != found:
+    found = [digest_hex(fragment.broadcast_BxN) for fragment in fragments]
+    if found != [fragment.digest for fragment in state.fragments]:
         raise ValueError("weights.safetensors does not have the digests of state.json")
     keys = _KEYS.validate_python([entry["key"] for entry in manifest["contributions"]])
     payloads = {
@@ -157,10 +176,10 @@ def _read(path: Path, spec: RunSpec, layout: Layout) -> Snapshot:
         )
         for number, (key, entry) in enumerate(zip(keys, manifest["contributions"], strict=True))
     }
-    return Snapshot(state, parameters, payloads)
+    return Snapshot(state, fragments, payloads)
 
 
-def _read_fragments(path: Path, spec: RunSpec, layout: Layout) -> Sequence[FragmentParameters]:
+def _read_fragments(path: Path, spec: RunSpec, layout: Layout) -> tuple[FragmentParameters, ...]:
     weights = load_file(path / "weights.safetensors")
     server = load_file(path / "server.safetensors")
     optimizer = outer_optimizer(spec.outer)
@@ -182,7 +201,7 @@ def _read_fragments(path: Path, spec: RunSpec, layout: Layout) -> Sequence[Fragm
                 jax.tree.unflatten(structure, read),
             )
         )
-    return fragments
+    return tuple(fragments)
 
 
 def _tensors(part: FragmentLayout, blocks: Any, prefix: str = "") -> dict[str, np.ndarray]:

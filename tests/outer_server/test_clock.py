@@ -25,6 +25,7 @@ def _learner(name: str, position: int, *, live: bool = True) -> LearnerRecord:
         position=position,
         report=Report(0, 0, 0),
         heard_at_s=0.0,
+        stepped_at_s=0.0,
         bases=(Base(), Base()),
     )
 
@@ -52,6 +53,22 @@ def test_after_the_fastest_dies_the_survivors_next_step_counts_at_once() -> None
     assert (state.learners["b"].position, state.learners["c"].position) == (40, 39)
     stepped = replace(state.learners["b"], position=41)
     assert clock.advance(state.with_learner(stepped), 0.0).global_step == 41
+
+
+def test_a_newcomer_without_a_step_does_not_stop_the_clock_of_all() -> None:
+    state = _state({"a": 9, "b": 9, "new": 5}, quorum=3)
+    state = state.with_learner(replace(state.learners["new"], stepped_at_s=None))
+    assert clock.advance(state, 0.0).global_step == 9
+
+
+def test_a_learner_that_stands_still_does_not_hold_the_clock() -> None:
+    state = _state({"stuck": 40, "b": 10}, step=40)
+    stuck = replace(state.learners["stuck"], report=Report(40, 640, 40, step_s=1.0))
+    moving = replace(state.learners["b"], stepped_at_s=19.5)
+    state = state.with_learner(stuck).with_learner(moving)
+    # The lease is 15 s, and four of its steps are 4 s.
+    assert clock.advance(state, 19.0).learners["b"].position == 10
+    assert clock.advance(state, 19.5).learners["b"].position == 40
 
 
 def _pass(state: RunState, step: int) -> tuple[RunState, tuple[int, ...]]:

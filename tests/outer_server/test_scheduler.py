@@ -16,8 +16,11 @@ from fragments.records import (
     ContributionKey,
     Decline,
     DeclineReason,
+    Evaluation,
     Hello,
     Phase,
+    Progress,
+    Published,
     Receipt,
     Refusal,
     RefusalCode,
@@ -27,10 +30,12 @@ from fragments.records import (
     Welcome,
 )
 from outer_server.core.events import (
+    Attached,
     Contributed,
     Declined,
     Drain,
     Effect,
+    Evaluated,
     Event,
     HasAdopted,
     Join,
@@ -88,8 +93,11 @@ class Run:
         return self.state.learners[name].token
 
     def step(self, name: str, step: int) -> None:
-        report = Report(step=step, tokens=16 * step, cursor=step)
-        self.tell(Reported(name, self.token(name), report))
+        """Report every step up to `step`, as learners do."""
+        first = self.state.learners[name].report.step + 1
+        for now in range(first, step + 1):
+            report = Report(step=now, tokens=16 * now, cursor=now)
+            self.tell(Reported(name, self.token(name), report))
 
     def adopt(self, name: str, fragment: int) -> None:
         record = self.state.learners[name]
@@ -282,9 +290,9 @@ def test_joins_beyond_max_learners_are_refused() -> None:
 
 
 def test_at_the_budget_there_is_one_closing_lap_and_then_the_run_is_finished() -> None:
-    run = Run(budget_tokens=160)
+    run = Run(budget_tokens=16)
     run.trained("a")
-    run.step("a", 10)
+    run.step("a", 1)
     assert run.state.phase is Phase.CLOSING
     assert [ask.fragment for _, ask in run.asks] == [0, 1]
     run.contribute("a", 0, base=0, asked=0)
@@ -307,6 +315,89 @@ def test_the_closing_lap_is_bounded_in_time() -> None:
     assert run.state.phase is Phase.FINISHED
 
 
+def test_the_budget_is_not_closed_on_while_learners_are_missing() -> None:
+    run = Run(budget_tokens=32, min_learners=2)
+    run.trained("a")
+    run.step("a", 4)
+    assert run.phase() is Phase.WAITING
+    run.trained("b")
+    assert run.phase() is Phase.CLOSING
+
+
+def test_a_merge_that_cannot_be_done_freezes_nobody() -> None:
+    run = Run()
+    run.trained("a")
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    order = run.orders.pop()
+    run.tell(Merged(1, 1, "d0", order, refused="not finite"))
+    assert run.published == [Publish(1, 1)]
+    assert (run.state.rounds_merged, run.state.rounds_abandoned) == (0, 1)
+    run.adopt("a", 1)
+    run.step("a", 6)
+    assert ("a", Ask(1, Version(1, 1))) in run.asks
+
+
+def test_a_new_stream_hears_of_every_version_and_of_open_asks() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    outcome = handle(run.state, Attached("a", run.token("a")), run.now_s, LAYOUT)
+    notes = [effect.note for effect in outcome.effects if isinstance(effect, Send)]
+    versions = [Published(0, Version(1, 0)), Published(1, Version(1, 0))]
+    assert notes == [*versions, Progress(2, 48, Phase.TRAINING, 4), Ask(1, Version(1, 0))]
+
+
+def test_steps_made_while_away_count_as_tokens_but_do_not_push_the_clock() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 4)
+    run.tell(Leave("a", run.token("a"), "cut off"))
+    run.join("a")  # the same process, which has trained on
+    far = Report(step=244, tokens=16 * 244, cursor=244)
+    run.tell(Reported("a", run.token("a"), far))
+    assert run.state.tokens_trained == 16 * 244
+    assert run.state.global_step == 5
+    assert run.state.learners["a"].report.step == 244
+
+
+def test_absurd_numbers_change_nothing() -> None:
+    run = Run()
+    run.trained("a")
+    before = run.state
+    token = run.token("a")
+    for step, tokens in ((1 << 60, 16), (1, 1 << 63), (-1, 16), (1, -16)):
+        run.tell(Reported("a", token, Report(step, tokens, 1)))
+    assert run.state == before
+    key = ContributionKey("a", 0, Version(1, 0))
+    for meta in (
+        ContributionMeta(key, 1 << 60, 16, 0, 1),
+        ContributionMeta(key, 1, 1 << 63, 0, 1),
+        ContributionMeta(key, 1, 16, 5, 1),
+        ContributionMeta(key, 0, 16, 0, 1),
+    ):
+        refusal = run.tell(Contributed("a", token, meta, Version(1, 0), "x"))
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is RefusalCode.MISMATCH
+
+
+def test_an_evaluator_contributes_nothing_and_a_learner_judges_nothing() -> None:
+    run = Run()
+    run.trained("a")
+    run.join("judge", role=Role.EVALUATOR)
+    key = ContributionKey("judge", 0, Version(1, 0))
+    meta = ContributionMeta(key, 1, 16, 0, 1)
+    token = run.token("judge")
+    refusal = run.tell(Contributed("judge", token, meta, Version(1, 0), "x"))
+    assert isinstance(refusal, Refusal)
+    loss = Evaluation(1.0, "nats", 0, 0, (0, 0))
+    run.tell(Evaluated("a", run.token("a"), loss))
+    assert run.state.evaluations == ()
+    run.tell(Evaluated("judge", token, loss))
+    assert [entry.evaluation for entry in run.state.evaluations] == [loss]
+
+
 def test_draining_parks_open_rounds_and_a_restart_goes_on_with_what_arrived() -> None:
     run = Run()
     run.trained("a", "b")
@@ -316,11 +407,11 @@ def test_draining_parks_open_rounds_and_a_restart_goes_on_with_what_arrived() ->
     run.contribute("a", 1, base=0, asked=0)
     run.contribute("b", 1, base=0, asked=0)
     assert run.orders == []
-    state = resume(run.state, generation=2, clean=True)
+    state = resume(run.state, generation=2, epoch=1)
     assert [m.key.learner for m in state.fragments[1].arrived] == ["a", "b"]
     assert state.epoch == 1
     assert all(record.live for record in state.learners.values())
-    rolled_back = resume(run.state, generation=2, clean=False)
+    rolled_back = resume(run.state, generation=2, epoch=2)
     assert rolled_back.epoch == 2
     assert rolled_back.fragments[1].arrived == ()
     assert not any(record.live for record in rolled_back.learners.values())
@@ -387,7 +478,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.run.orders.clear()
-        self.run.state = resume(self.run.state, self.run.state.generation + 1, clean=True)
+        self.run.state = resume(self.run.state, self.run.state.generation + 1, epoch=1)
         self.run.now_s = 0.0
 
     @invariant()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fragments.errors import RunDirectoryError
+from fragments.records import Hello, Report, Role
 from outer_server.server import OuterServer
 from outer_server.store.rundir import RunDirectory, create_run, read_run
 from outer_server.store.snapshot import numbered
@@ -51,8 +53,8 @@ def test_the_generation_rises_with_every_start(run: Path) -> None:
     with RunDirectory(run) as directory:
         first = directory.start()
         second = directory.start()
-    assert (first.generation, first.clean) == (1, True)
-    assert (second.generation, second.clean) == (2, False)
+    assert (first.generation, first.epoch) == (1, 1)
+    assert (second.generation, second.epoch) == (2, 2), "the first did not stop in order"
 
 
 def test_what_is_not_a_run_directory_is_said_in_a_sentence(tmp_path: Path) -> None:
@@ -103,6 +105,27 @@ def test_a_damaged_newest_snapshot_is_passed_over_in_a_new_epoch(run: Path, vict
         status = server.status()
     assert [fragment.digest for fragment in status.fragments] == digests
     assert status.epoch == 2
+
+
+def test_an_epoch_is_never_served_twice(run: Path) -> None:
+    epochs = []
+    for _ in range(3):
+        with RunDirectory(run) as directory:
+            epochs.append(directory.start().epoch)  # dies before its first snapshot
+    assert epochs == [1, 2, 3]
+
+
+def test_a_loss_that_is_not_finite_survives_a_restart(run: Path) -> None:
+    with OuterServer(run) as server:
+        hello = Hello(1, "tiny", server.describe().layout_digest, "a", Role.LEARNER, "1")
+        lease = server.join(hello).lease
+        server.report(lease, Report(1, 16, 1, loss=float("nan"), step_s=float("inf")))
+        server.leave(lease, "done")
+    with OuterServer(run) as server:
+        (learner,) = server.status().learners
+        assert server.status().epoch == 1
+    assert math.isnan(learner.loss)
+    assert (learner.steps, learner.step_s) == (1, 0.0)
 
 
 def test_without_any_whole_snapshot_the_server_says_so(run: Path) -> None:

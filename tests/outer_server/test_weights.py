@@ -27,6 +27,8 @@ def test_no_weight_is_above_twice_the_median() -> None:
     # Median 10, so 90 counts as 20: shares 10, 10, 20 of 40.
     assert bounded_shares([10.0, 10.0, 90.0], 2.0) == (0.25, 0.25, 0.5)
     assert bounded_shares([7.0], 2.0) == (1.0,)
+    # Of two the lower is the median: 10 and 20 of 30.
+    assert bounded_shares([10.0, 90.0], 2.0) == (10 / 30, 20 / 30)
 
 
 def test_a_late_and_a_fresh_contribution_of_one_learner_count_as_one() -> None:

@@ -333,7 +333,8 @@ Global___Attach: _TypeAlias = Attach  # noqa: Y015
 @_typing.final
 class Report(_message.Message):
     """Where the learner is: sent after every inner step, and as a heartbeat while
-    it makes none. Cumulative within the lease, so only the newest matters.
+    it makes none. Cumulative since the process (incarnation) began, so only the
+    newest matters, and what was trained while no stream was open still counts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -415,7 +416,8 @@ class Adopted(_message.Message):
     fragment: _builtins.int
     digest: _builtins.str
     """Digest of the broadcast copy as the learner holds it, 16 hex digits. A
-    digest other than the server's ends the lease with DATA_LOSS.
+    digest other than the server's ends the stream with Goodbye(BAD_PAYLOAD):
+    join again, holding nothing, and pull full values.
     """
     at_step: _builtins.int
     @_builtins.property
@@ -577,19 +579,23 @@ class Progress(_message.Message):
     GLOBAL_STEP_FIELD_NUMBER: _builtins.int
     TOKENS_TRAINED_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    SYNC_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
     global_step: _builtins.int
     tokens_trained: _builtins.int
     phase: _common_pb2.Phase.ValueType
+    sync_interval_steps: _builtins.int
+    """H as it is in force: inner steps between two rounds of the same fragment."""
     def __init__(
         self,
         *,
         global_step: _builtins.int = ...,
         tokens_trained: _builtins.int = ...,
         phase: _common_pb2.Phase.ValueType = ...,
+        sync_interval_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["global_step", b"global_step", "phase", b"phase", "tokens_trained", b"tokens_trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["global_step", b"global_step", "phase", b"phase", "sync_interval_steps", b"sync_interval_steps", "tokens_trained", b"tokens_trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
