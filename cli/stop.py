@@ -13,17 +13,18 @@ from types import FrameType
 STOP_WITHIN_S = 5.0
 """A process that was told to stop is gone after this long, whatever it was doing."""
 
-_LAST_RESORT_S = STOP_WITHIN_S - 0.4
+_HARD_END_S = 0.4
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stop_on_signal(*, exit_with_parent: bool = False) -> Iterator[threading.Event]:
+def stop_on_signal(
+    *, exit_with_parent: bool = False, within_s: float = STOP_WITHIN_S
+) -> Iterator[threading.Event]:
     """Yields an event that SIGINT or SIGTERM sets; must be entered in the main thread.
 
-    A verb that has not ended 4.6 s after the event is ended hard, with exit code 1: state that
-    was acknowledged is on disk by then, so nothing that counts is lost. A second signal ends it at
-    once. With `exit_with_parent`, the end of stdin (a pipe that the parent holds open, which
+    A verb that has not ended a little before `within_s` seconds after the event is ended hard,
+    with exit code 1. A second signal ends it at once. With `exit_with_parent`, the end of stdin (a pipe that the parent holds open, which
     closes even when the parent is killed with -9) counts as a signal.
     """
     stop, done = threading.Event(), threading.Event()
@@ -40,14 +41,14 @@ def stop_on_signal(*, exit_with_parent: bool = False) -> Iterator[threading.Even
 
     def await_signal() -> None:
         if os.read(wake_read, 1) == b"s":
-            _begin(stop, done)
+            _begin(stop, done, within_s)
 
     previous = {each: signal.signal(each, on_signal) for each in _SIGNALS}
     watcher = threading.Thread(target=await_signal, daemon=True, name="stop-watch")
     watcher.start()
     if exit_with_parent:
         threading.Thread(
-            target=_await_parent, args=(stop, done), daemon=True, name="parent-watch"
+            target=_await_parent, args=(stop, done, within_s), daemon=True, name="parent-watch"
         ).start()
     try:
         yield stop
@@ -61,20 +62,20 @@ def stop_on_signal(*, exit_with_parent: bool = False) -> Iterator[threading.Even
         os.close(wake_write)
 
 
-def _await_parent(stop: threading.Event, done: threading.Event) -> None:
+def _await_parent(stop: threading.Event, done: threading.Event, within_s: float) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    _begin(stop, done)
+    _begin(stop, done, within_s)
 
 
-def _begin(stop: threading.Event, done: threading.Event) -> None:
+def _begin(stop: threading.Event, done: threading.Event, within_s: float) -> None:
     """Sets the event, and ends the process hard if that is not enough. Blocks until either."""
     if stop.is_set():
         return
     stop.set()
-    if not done.wait(_LAST_RESORT_S):
+    if not done.wait(within_s - _HARD_END_S):
         print(
-            f"diloco: did not end within {STOP_WITHIN_S:g} s of being told to: ended hard",
+            f"diloco: did not end within {within_s:g} s of being told to: ended hard",
             file=sys.stderr,
             flush=True,
         )

@@ -19,7 +19,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class IntervalStage(_Settings):

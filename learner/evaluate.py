@@ -65,7 +65,7 @@ class Evaluator:
                 if member.session.failure is not None:
                     raise member.session.failure
                 self._pause(stop, began_s + self._every_s)
-            if member.wait_finished(stop):
+            if not stop.is_set() and member.wait_newest(stop):
                 newest = self._evaluate() or newest
             return newest
         finally:

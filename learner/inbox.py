@@ -16,6 +16,9 @@ from learner.session import Session
 PAUSE_S = 0.5
 """After a pull that failed, before the next."""
 
+STOP_S = 0.5
+"""Longest wait at the end for a pull under way."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -29,6 +32,7 @@ class Inbox:
         self._wanted: dict[int, Version] = {}
         self._changed = threading.Condition()
         self._stopping = False
+        self._fetched = 0
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
 
     def start(self) -> None:
@@ -36,16 +40,23 @@ class Inbox:
         self._thread.start()
 
     def stop(self) -> None:
-        """Pull no more; a pull that is under way is not waited for."""
+        """Pull no more; a pull that is under way is hardly waited for."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
 
     def want(self, published: Published) -> None:
         """Queue a version; never blocks."""
         with self._changed:
             self._wanted[published.fragment] = published.version
             self._changed.notify_all()
+
+    @property
+    def fetched(self) -> int:
+        """Updates prepared so far: whoever waits sees whether anything moves."""
+        return self._fetched
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until every wanted version is prepared; False if that took too long."""
@@ -61,10 +72,14 @@ class Inbox:
             return True
 
     def _run(self) -> None:
-        while (fragment := self._next()) is not None:
-            if not self._fetch(fragment):
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, PAUSE_S)
+        try:
+            while (fragment := self._next()) is not None:
+                if not self._fetch(fragment):
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._stopping, PAUSE_S)
+        except Exception as error:  # noqa: BLE001  a dead inbox would leave training alone
+            _log.exception("inbox_failed")
+            self._session.fail(DilocoError(f"internal error in the inbox: {error}"))
 
     def _next(self) -> int | None:
         with self._changed:
@@ -84,6 +99,7 @@ class Inbox:
         try:
             for update in self._link.pull(self._session.lease, fragment, have):
                 self._island.prepare(update)
+                self._fetched += 1
         except PayloadError as error:
             _log.warning("pull_damaged", fragment=fragment, reason=str(error))
             self._island.forget(fragment)

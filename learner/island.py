@@ -9,7 +9,6 @@ Shape letters: B rows (blocks), N values per row.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -73,10 +72,11 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """The local value that the last answer for a fragment was made from, and its base."""
+    """The local value that the last answer for a fragment was made from, its base, and when."""
 
     base: Version
     local_BxN: Float32[Array, "B N"]
+    at: Completed
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,8 @@ class Island:
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
         nothing: tuple[Base | None, ...] = (None,) * len(layout.fragments)
         self.completed = Completed(0, 0, cursor, params, nothing)
-        self._prepared: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+        self._prepared_lock = threading.Lock()
+        self._prepared: dict[int, Prepared] = {}
         self._arrived = threading.Event()
         self._newest: dict[int, Prepared] = {}
         self._answered: dict[int, _Answered] = {}
@@ -143,10 +144,16 @@ class Island:
         digest_hex(apply_update(zeros_BxN, quantized.codes, quantized.step_bits))
 
     def consumed(self, versions: Sequence[int], epoch: int) -> None:
-        """Learn from the server which base of each fragment counts as consumed (-1: none)."""
-        for fragment, number in enumerate(versions):
-            if number >= 0:
-                self._consumed[fragment] = Version(epoch, number)
+        """Learn from the server which base of each fragment counts as consumed (-1: none).
+
+        The server's word replaces this side's: a contribution that never
+        arrived consumed nothing.
+        """
+        self._consumed = {
+            fragment: Version(epoch, number)
+            for fragment, number in enumerate(versions)
+            if number >= 0
+        }
 
     def held_bases(self) -> tuple[HeldBase, ...]:
         """What this learner holds, as a joining process tells it."""
@@ -179,16 +186,10 @@ class Island:
             )
         prepared = Prepared(update.fragment, update.version, value_BxN, digest)
         self._newest[update.fragment] = prepared
-        self._prepared.put(prepared)
+        # Only the newest value of a fragment is kept, however long the training thread takes.
+        with self._prepared_lock:
+            self._prepared[update.fragment] = prepared
         self._arrived.set()
-
-    def adopted(self) -> tuple[Adopted, ...]:
-        """The bases trained on, to tell a new control stream."""
-        return tuple(
-            Adopted(fragment, base.version, base.digest, base.step)
-            for fragment, base in enumerate(self.completed.bases)
-            if base is not None
-        )
 
     def forget(self, fragment: int) -> None:
         """Build on nothing held: the next update must be a full value."""
@@ -226,17 +227,30 @@ class Island:
         params, bases = at.params, at.bases
         adopted: list[Adopted] = []
         self._arrived.clear()
-        while True:
-            try:
-                new = self._prepared.get_nowait()
-            except queue.Empty:
-                break
+        with self._prepared_lock:
+            prepared, self._prepared = self._prepared, {}
+        for new in prepared.values():
             local_BxN = self._adopted_value(new, params, bases[new.fragment])
             params = self._tree.replace(new.fragment, params, local_BxN)
-            base = Base(new.version, new.value_BxN, new.digest, at.step, at.tokens, at.cursor)
+            base = self._new_base(new, bases[new.fragment], at)
             bases = (*bases[: new.fragment], base, *bases[new.fragment + 1 :])
             adopted.append(Adopted(new.fragment, new.version, new.digest, at.step))
         return Adoption(replace(at, params=params, bases=bases), tuple(adopted))
+
+    def _new_base(self, new: Prepared, base: Base | None, at: Completed) -> Base:
+        """The base that `new` becomes; what is trained on it counts from the adoption, or, where
+        progress since the last answer is kept, from that answer.
+        """
+        answered = self._kept_progress(new.fragment, base)
+        since = at if answered is None else answered.at
+        return Base(new.version, new.value_BxN, new.digest, since.step, since.tokens, since.cursor)
+
+    def _kept_progress(self, fragment: int, base: Base | None) -> _Answered | None:
+        """The answer since which local progress is kept by adopting; None where it is not."""
+        answered = self._answered.get(fragment)
+        if self._adoption.mode != "rebase" or answered is None or base is None:
+            return None
+        return answered if answered.base == base.version else None
 
     def _adopted_value(
         self, new: Prepared, params: Params, base: Base | None
@@ -250,10 +264,21 @@ class Island:
             alpha = jnp.float32(settings.alpha)
             mixed: Array = alpha * local_BxN + (jnp.float32(1) - alpha) * new.value_BxN
             return mixed
-        answered = self._answered.get(new.fragment)
-        if answered is None or answered.base != base.version:
+        answered = self._kept_progress(new.fragment, base)
+        if answered is None:
             return new.value_BxN
         return new.value_BxN + (local_BxN - answered.local_BxN)
+
+    def from_bases(self, at: Completed) -> Completed:
+        """`at` with the parameters of the bases, and nothing trained on them."""
+        params, bases = at.params, at.bases
+        for fragment, base in enumerate(at.bases):
+            if base is None:
+                continue
+            params = self._tree.replace(fragment, params, base.value_BxN)
+            base = replace(base, step=at.step, tokens=at.tokens, cursor=at.cursor)
+            bases = (*bases[:fragment], base, *bases[fragment + 1 :])
+        return replace(at, params=params, bases=bases)
 
     def answer(self, ask: Ask) -> Contribution | Decline:
         """The pseudo-gradient (base - local) of the asked fragment, or why there is none.
@@ -284,7 +309,7 @@ class Island:
         )
         self._consumed[ask.fragment] = base.version
         if self._adoption.mode == "rebase":
-            self._answered[ask.fragment] = _Answered(base.version, local_BxN)
+            self._answered[ask.fragment] = _Answered(base.version, local_BxN, now)
         return Contribution(
             key=ContributionKey(self.name, ask.fragment, base.version),
             asked_version=ask.version,

@@ -33,11 +33,8 @@ from learner.ports import Link
 from learner.program import Program
 from learner.session import Session
 
-BOOTSTRAP_S = 600.0
-"""Longest wait for the first full values: a big model over a thin link takes minutes."""
-
-LAST_PULL_S = 60.0
-"""Longest wait for the last versions once the run is finished."""
+PATIENCE_S = 600.0
+"""Longest wait in which no fragment arrives: one of a big model over a thin link takes minutes."""
 
 POLL_S = 0.2
 """How often a stop request is looked for while waiting for the server."""
@@ -103,34 +100,42 @@ class Member:
         Raises RefusedError, or UnreachableError when they do not come in time.
         """
         welcome = self.session.start()
+        self.island.completed = replace(self.island.completed, cursor=welcome.cursor)
         self.inbox.start()
-        if self.wait_newest(stop, BOOTSTRAP_S):
-            return welcome
-        if stop.is_set():
-            return None
-        raise self.session.failure or UnreachableError("the first weights did not arrive in time")
+        return welcome if self.wait_newest(stop) else None
 
-    def wait_newest(self, stop: threading.Event, timeout_s: float) -> bool:
-        """Wait until every version heard of is prepared; False on stop, failure or time-out."""
-        waited_s = 0.0
-        while not stop.is_set() and waited_s < timeout_s and self.session.failure is None:
+    def wait_newest(self, stop: threading.Event) -> bool:
+        """Wait until every version heard of is prepared; False on stop.
+
+        Raises the session's failure where there is one, UnreachableError when
+        nothing arrives for PATIENCE_S.
+        """
+        waited_s, fetched = 0.0, self.inbox.fetched
+        while not stop.is_set():
             if self.inbox.wait_idle(POLL_S):
                 return True
-            waited_s += POLL_S
-        return False
-
-    def wait_finished(self, stop: threading.Event) -> bool:
-        """Wait until the run is finished and its last versions are prepared.
-
-        False on stop; raises the session's failure where there is one.
-        """
-        while self.session.progress.phase is not Phase.FINISHED:
             if self.session.failure is not None:
                 raise self.session.failure
-            if stop.is_set():
-                return False
+            waited_s += POLL_S
+            if self.inbox.fetched != fetched:
+                waited_s, fetched = 0.0, self.inbox.fetched
+            if waited_s >= PATIENCE_S:
+                raise UnreachableError(f"no weights arrived for {PATIENCE_S:.0f} s")
+        return False
+
+    def wait_over(self, stop: threading.Event) -> bool:
+        """Wait while the closing lap is on. True: the run is finished, and its last versions are
+        prepared. False: `stop` is set, or a server that was restarted says to train on.
+
+        Raises as `wait_newest`.
+        """
+        while self.session.progress.phase is Phase.CLOSING and not stop.is_set():
+            if self.session.failure is not None:
+                raise self.session.failure
             self.session.wait_change(POLL_S)
-        return self.wait_newest(stop, LAST_PULL_S)
+        if self.session.failure is not None:
+            raise self.session.failure
+        return self.session.progress.phase is Phase.FINISHED and self.wait_newest(stop)
 
     def close(self, reason: str) -> None:
         """Leave the run."""
@@ -150,11 +155,8 @@ class Member:
             generation_seen=self._generation,
         )
 
-    def _welcomed(self, welcome: Welcome) -> tuple[int, int]:
-        now = self.island.completed
+    def _welcomed(self, welcome: Welcome) -> None:
         self._generation = max(self._generation, welcome.generation)
-        if now.step == 0:
-            self.island.completed = replace(now, cursor=welcome.cursor)
         self.island.consumed(welcome.consumed, welcome.epoch)
         for fragment, version in enumerate(welcome.versions):
             self.inbox.want(Published(fragment, Version(welcome.epoch, version)))
@@ -165,10 +167,11 @@ class Member:
             global_step=welcome.global_step,
             cursor=welcome.cursor,
         )
-        return now.step, now.tokens
 
     def _noted(self, note: ServerNote) -> None:
         match note:
+            case Ask() | Published() if note.fragment >= len(self.layout.fragments):
+                _log.warning("unknown_fragment", fragment=note.fragment)
             case Ask():
                 self._on_ask(note)
             case Published():

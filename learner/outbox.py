@@ -7,10 +7,16 @@ import threading
 import structlog
 
 from fragments.errors import DilocoError, RefusedError
-from fragments.records import Ask, Contribution, Decline
+from fragments.records import Ask, Contribution, Decline, RefusalCode
 from learner.island import Island
 from learner.ports import Link
 from learner.session import Session
+
+PAUSE_S = 1.0
+"""After a push that did not come through, before the next try, unless something happens."""
+
+STOP_S = 0.5
+"""Longest wait at the end for a push under way."""
 
 _log = structlog.get_logger(__name__)
 
@@ -28,68 +34,81 @@ class Outbox:
         self._session = session
         self._asks: dict[int, Ask] = {}
         self._unsent: dict[int, Contribution] = {}
-        self._ready = threading.Condition()
+        self._changed = threading.Condition()
+        self._news = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
-        self.pushed = 0
 
     def start(self) -> None:
         """Begin to answer."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more; a push that is under way is not waited for."""
-        with self._ready:
+        """Answer no more; a push that is under way is hardly waited for."""
+        with self._changed:
             self._stopping = True
-            self._ready.notify_all()
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
 
     def ask(self, ask: Ask) -> None:
         """Queue an ask; never blocks."""
-        with self._ready:
+        with self._changed:
             self._asks[ask.fragment] = ask
-            self._ready.notify_all()
+            self._tell()
 
     def retry(self) -> None:
         """A stream has been opened: send again what did not come through."""
-        with self._ready:
-            self._ready.notify_all()
+        with self._changed:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news += 1
+        self._changed.notify_all()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            self._deliver(work)
+        try:
+            while (work := self._next()) is not None:
+                self._deliver(work)
+        except Exception as error:  # noqa: BLE001  a dead outbox would leave training alone
+            _log.exception("outbox_failed")
+            self._session.fail(DilocoError(f"internal error in the outbox: {error}"))
 
     def _next(self) -> Ask | Contribution | None:
-        with self._ready:
+        """An unsent contribution goes before a new answer for its fragment."""
+        with self._changed:
             while not self._stopping:
-                if self._asks:
-                    return self._asks.pop(next(iter(self._asks)))
+                for fragment in self._asks:
+                    if fragment not in self._unsent:
+                        return self._asks.pop(fragment)
                 if self._unsent:
                     return self._unsent.pop(next(iter(self._unsent)))
-                self._ready.wait()
+                self._changed.wait()
             return None
 
     def _deliver(self, work: Ask | Contribution) -> None:
-        answer: Contribution | Decline
-        if isinstance(work, Contribution):
-            answer = work
-        else:
-            kept = self._unsent.pop(work.fragment, None)
-            answer = kept if kept is not None else self._island.answer(work)
+        news = self._news
+        answer = self._island.answer(work) if isinstance(work, Ask) else work
         if isinstance(answer, Decline):
             self._session.decline(answer)
             return
-        fragment = answer.key.fragment
+        fragment, lease = answer.key.fragment, self._session.lease
         try:
-            receipt = self._link.push(self._session.lease, answer)
+            receipt = self._link.push(lease, answer)
         except RefusedError as error:
             _log.warning("push_refused", fragment=fragment, code=error.code, reason=str(error))
+            # With a lease that has been lost or renewed meanwhile the contribution is still good.
+            is_renewed = error.code is RefusalCode.FENCED and self._session.lease != lease
+            if error.code is RefusalCode.LEASE_LOST or is_renewed:
+                self._keep(answer, news)
         except DilocoError as error:
             _log.warning("push_unsent", fragment=fragment, reason=str(error))
-            with self._ready:
-                if not self._stopping:
-                    self._unsent[fragment] = answer
-                    # Woken by `retry`, or by the next ask; never in a busy loop.
-                    self._ready.wait()
+            self._keep(answer, news)
         else:
-            self.pushed += 1
             _log.debug("pushed", fragment=fragment, late=receipt.late)
+
+    def _keep(self, contribution: Contribution, news: int) -> None:
+        """Keep it for another try: when something happens, or after a pause."""
+        with self._changed:
+            self._unsent[contribution.key.fragment] = contribution
+            self._changed.wait_for(lambda: self._stopping or self._news != news, PAUSE_S)

@@ -27,7 +27,7 @@ from fragments.records import (
 
 
 class ControlLine(Protocol):
-    """The sending half of a control stream. No method blocks or raises.
+    """The sending half of a control stream. No method raises, and none but `close` blocks.
 
     Of `report` only the newest is kept when the line is slow; the others are
     queued in order. On a broken line everything is dropped: the owner opens a
@@ -47,7 +47,8 @@ class ControlLine(Protocol):
         """Report a held-out loss (evaluators only)."""
 
     def close(self) -> None:
-        """End the stream; `on_closed` is not called."""
+        """End the stream once the server has read what is queued, within about two seconds;
+        `on_closed` is not called."""
 
 
 class Link(Protocol):
@@ -83,7 +84,7 @@ class Link(Protocol):
         """What brings `fragment` from `have` to the newest version, oldest first."""
 
     def leave(self, lease: Lease, reason: str) -> None:
-        """Give the lease back; best effort, one try."""
+        """Give the lease back: one short try, and no error if it fails."""
 
     def close(self) -> None:
         """Close all channels."""

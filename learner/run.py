@@ -97,21 +97,30 @@ class Learner:
         )
         trainer.warm_up()
         self._on_state("training")
-        over = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(stop, over), name="watch", daemon=True)
-        watcher.start()
-        trainer.run(over)
-        finished = self._member.wait_finished(stop)
+        finished = False
+        # A server that is restarted in the closing lap may go back to before it: then train on.
+        while not finished and not stop.is_set():
+            self._step_until_over(trainer, stop)
+            finished = self._member.wait_over(stop)
         if finished:
             trainer.adopt_now()
         self._on_state("finished" if finished else "stopped")
         return self._outcome(trainer.pace.wait_share, finished=finished)
+
+    def _step_until_over(self, trainer: Trainer, stop: threading.Event) -> None:
+        over = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(stop, over), name="watch", daemon=True)
+        watcher.start()
+        trainer.run(over)
+        over.set()
+        watcher.join()
 
     def _watch(self, stop: threading.Event, over: threading.Event) -> None:
         """Set `over` once stepping is to end, for whichever reason."""
         session = self._session
         while not (
             stop.is_set()
+            or over.is_set()
             or session.failure is not None
             or session.progress.phase in (Phase.CLOSING, Phase.FINISHED)
         ):
@@ -122,17 +131,13 @@ class Learner:
         self._outbox.ask(ask)
 
     def _attached(self) -> None:
-        """Say again what a broken stream may have swallowed."""
-        for adopted in self._island.adopted():
-            self._session.adopted(adopted)
         self._outbox.retry()
 
     def _most_steps_on_base(self) -> int | None:
-        spec = self._member.spec
-        overlap = spec.adoption.max_overlap_steps
-        if overlap is None:
-            return None
-        return spec.interval_steps(self._session.progress.tokens_trained) + overlap
+        overlap = self._member.spec.adoption.max_overlap_steps
+        interval = self._session.progress.sync_interval_steps
+        # The H that the server's slots follow; 0 before it was first told.
+        return None if overlap is None or interval == 0 else interval + overlap
 
     def _share_trained(self, own_tokens: int) -> float:
         progress = self._session.progress

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import structlog
 
@@ -32,7 +31,10 @@ from learner.ports import ControlLine, Link
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
-"""Between two tries to reach the server: doubled each time, then halved at random."""
+"""Before a try to reach the server: doubled each time until the server is heard, jittered."""
+
+STOP_S = 1.0
+"""Longest wait for a reconnecting session at the end."""
 
 FINAL = frozenset({RefusalCode.FENCED, RefusalCode.MISMATCH, RefusalCode.FULL})
 """Refusals after which trying again would be wrong."""
@@ -40,29 +42,17 @@ FINAL = frozenset({RefusalCode.FENCED, RefusalCode.MISMATCH, RefusalCode.FULL})
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Speaking:
-    """An open stream, and the learner's own counters at which its lease began.
-
-    One value, so that a report can never reach one lease's stream in another
-    lease's counters.
-    """
-
-    line: ControlLine
-    step: int
-    tokens: int
-
-
 class Session:
     """Joins, keeps the control stream open, and joins again where the lease was lost.
+
+    Counters are the process's own and cumulative, so whatever a broken stream
+    swallowed is made good by saying the newest again on the next one.
 
     Args:
         link: the outer server.
         hello: makes the request to join from the process's present state.
-        on_welcome: called with every grant, before its stream opens; returns the
-            learner's own steps and tokens at that moment, from which the lease counts.
-        on_attached: called whenever a stream has been opened: what was said on the
-            stream before may be lost, so cumulative state is to be said again.
+        on_welcome: called with every grant, before its stream opens.
+        on_attached: called whenever a stream has been opened.
         on_note: asks, publications and goodbyes, from the link's thread; must not block.
     """
 
@@ -70,7 +60,7 @@ class Session:
         self,
         link: Link,
         hello: Callable[[], Hello],
-        on_welcome: Callable[[Welcome], tuple[int, int]],
+        on_welcome: Callable[[Welcome], None],
         on_attached: Callable[[], None],
         on_note: Callable[[ServerNote], None],
     ) -> None:
@@ -79,18 +69,21 @@ class Session:
         self._on_welcome = on_welcome
         self._on_attached = on_attached
         self._on_note = on_note
-        self._speaking: _Speaking | None = None
+        # Guards the line and what is to be said on it, so that nothing is said between the two.
+        self._lock = threading.Lock()
+        self._line: ControlLine | None = None
+        self._report = Report(step=0, tokens=0, cursor=0)
+        self._adopted: dict[int, Adopted] = {}
         self._lease: Lease | None = None
-        self._began = (0, 0)
-        self._last_report = Report(step=0, tokens=0, cursor=0)
         self._goodbye: Goodbye | None = None
+        self._heard = False
         self._heartbeat_s = 1.0
         self._broken = threading.Event()
         self._stopping = threading.Event()
         self._changed = threading.Condition()
         self._progress = Progress(0, 0, Phase.WAITING)
         self._failure: DilocoError | None = None
-        self._thread = threading.Thread(target=self._keep, name="session", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="session", daemon=True)
 
     def start(self) -> Welcome:
         """Join and open the stream. Raises RefusedError or UnreachableError."""
@@ -116,70 +109,84 @@ class Session:
         """Why this process must end; None while it may go on."""
         return self._failure
 
+    def fail(self, error: DilocoError) -> None:
+        """This process cannot go on: whoever waits on the session hears of it."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
     def wait_change(self, timeout_s: float) -> None:
         """Return when phase or failure may have changed, or after `timeout_s`."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     def report(self, report: Report) -> None:
-        """Say where the learner is, in its own counters; said again as a heartbeat."""
-        self._last_report = report
-        speaking = self._speaking
-        if speaking is not None:
-            step = max(0, report.step - speaking.step)
-            tokens = max(0, report.tokens - speaking.tokens)
-            speaking.line.report(replace(report, step=step, tokens=tokens))
-
-    def decline(self, decline: Decline) -> None:
-        """Answer an ask with nothing."""
-        speaking = self._speaking
-        if speaking is not None:
-            speaking.line.decline(decline)
+        """Say where the learner is; said again as a heartbeat."""
+        with self._lock:
+            self._report = report
+            if self._line is not None:
+                self._line.report(report)
 
     def adopted(self, adopted: Adopted) -> None:
-        """Say that a version is trained on since `at_step`, in the learner's own counter.
+        """Say that a version is trained on; said again on every new stream."""
+        with self._lock:
+            self._adopted[adopted.fragment] = adopted
+            if self._line is not None:
+                self._line.adopted(adopted)
 
-        One adopted before this lease began was told in joining: nothing is said.
-        """
-        speaking = self._speaking
-        if speaking is not None and adopted.at_step >= speaking.step:
-            at_step = adopted.at_step - speaking.step
-            speaking.line.adopted(replace(adopted, at_step=at_step))
+    def decline(self, decline: Decline) -> None:
+        """Answer an ask with nothing. Lost where no stream is open: open asks come again."""
+        with self._lock:
+            if self._line is not None:
+                self._line.decline(decline)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Report a held-out loss."""
-        speaking = self._speaking
-        if speaking is not None:
-            speaking.line.evaluated(evaluation)
+        """Report a held-out loss. Lost where no stream is open."""
+        with self._lock:
+            if self._line is not None:
+                self._line.evaluated(evaluation)
 
     def stop(self, reason: str) -> None:
-        """Say what is queued, give the lease back, end. Bounded by the link's deadlines."""
+        """Say what is queued, give the lease back, end; within a few seconds."""
         self._stopping.set()
         self._broken.set()
         if self._thread.is_alive():
-            self._thread.join()
-        if self._speaking is not None:
-            self._speaking.line.close()
-        if self._lease is not None and self._failure is None:
-            try:
-                self._link.leave(self._lease, reason)
-            except DilocoError as error:
-                _log.info("leave_unheard", reason=str(error))
+            self._thread.join(STOP_S)
+        with self._lock:
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+        if line is not None and self._failure is None:
+            self._link.leave(self.lease, reason)
 
     def _join(self) -> Welcome:
         welcome = self._link.join(self._hello())
         self._lease = welcome.lease
         self._heartbeat_s = welcome.heartbeat_s
-        self._began = self._on_welcome(welcome)
-        self._note(Progress(welcome.global_step, welcome.tokens_trained, welcome.phase))
+        self._on_welcome(welcome)
+        self._note(
+            Progress(
+                welcome.global_step,
+                welcome.tokens_trained,
+                welcome.phase,
+                self._progress.sync_interval_steps,
+            )
+        )
         return welcome
 
     def _open(self) -> None:
         self._broken.clear()
-        self._goodbye = None
-        line = self._link.open_control(self.lease, self._note, self._closed)
-        self._speaking = _Speaking(line, *self._began)
+        self._goodbye, self._heard = None, False
+        with self._lock:
+            self._line = self._link.open_control(self.lease, self._note_on_stream, self._closed)
+            for adopted in self._adopted.values():
+                self._line.adopted(adopted)
+            self._line.report(self._report)
         self._on_attached()
+
+    def _note_on_stream(self, note: ServerNote) -> None:
+        self._heard = True
+        self._note(note)
 
     def _note(self, note: ServerNote) -> None:
         match note:
@@ -196,27 +203,42 @@ class Session:
     def _closed(self) -> None:
         self._broken.set()
 
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:  # noqa: BLE001  a dead session would leave training alone
+            _log.exception("session_failed")
+            self.fail(DilocoError(f"internal error in the session: {error}"))
+
     def _keep(self) -> None:
+        pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
             if not self._broken.wait(self._heartbeat_s):
-                self.report(self._last_report)
+                self._beat()
                 continue
             if self._stopping.is_set():
                 return
-            self._speaking = None
+            with self._lock:
+                self._line = None
             goodbye = self._goodbye
             code = goodbye.code if goodbye is not None else None
             reason = goodbye.reason if goodbye is not None else "the stream broke"
             _log.warning("control_lost", reason=reason, code=str(code))
             if goodbye is not None and code in FINAL:
-                self._fail(RefusedError(RefusalCode(code), goodbye.reason))
+                self.fail(RefusedError(RefusalCode(code), goodbye.reason))
                 return
-            self._reconnect(join_first=code is not None)
+            pause_s = FIRST_PAUSE_S if self._heard else min(LONGEST_PAUSE_S, pause_s * 2)
+            self._reconnect(pause_s, join_first=code is not None)
 
-    def _reconnect(self, *, join_first: bool) -> None:
-        """Try until it works, or the process ends, or the server says never."""
-        pause_s = FIRST_PAUSE_S
-        while not self._stopping.is_set():
+    def _beat(self) -> None:
+        with self._lock:
+            if self._line is not None:
+                self._line.report(self._report)
+
+    def _reconnect(self, pause_s: float, *, join_first: bool) -> None:
+        """Try until a stream is open, or the process ends, or the server says never."""
+        while not self._stopping.wait(pause_s * random.uniform(0.5, 1.0)):
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             try:
                 if join_first:
                     self._join()
@@ -224,16 +246,9 @@ class Session:
                 return
             except RefusedError as error:
                 if error.code in FINAL:
-                    self._fail(error)
+                    self.fail(error)
                     return
                 _log.warning("join_refused", reason=str(error))
                 join_first = True
             except UnreachableError as error:
                 _log.warning("server_away", reason=str(error))
-            self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-
-    def _fail(self, error: DilocoError) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()

@@ -8,21 +8,29 @@ asks are answered, and reports a few numbers.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
+import structlog
 
+from fragments.errors import NonFiniteError
 from fragments.records import Adopted, Report
 from learner.island import Base, Completed, Island
 from learner.program import Program, Shard
 
+_log = structlog.get_logger(__name__)
+
 SMOOTHING = 0.1
 """Weight of the newest step in the smoothed step time."""
 
+
+MAX_RESTARTS = 3
+"""Losses that are not finite, in a row, after which a learner gives up."""
 
 PAUSE_POLL_S = 0.2
 """How often a paused trainer looks whether it is to stop."""
@@ -85,6 +93,9 @@ class Trainer:
         self._pace_s = pace_s
         self._most_steps_on_base = most_steps_on_base
         self.pace = Pace()
+        self._inner: Any = None
+        self._restarts = 0
+        self._is_sick = False
 
     def warm_up(self) -> None:
         """Compile the inner step, so that the first counted step costs what the others do."""
@@ -94,11 +105,17 @@ class Trainer:
         self._program.step(now.params, inner, batch, jnp.float32(0)).loss.block_until_ready()
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; the step under way is completed and counted."""
+        """Step until `stop` is set; the step under way is completed and counted. May be called
+        again: inner state is kept.
+
+        Raises NonFiniteError when the loss is not finite MAX_RESTARTS times in a row.
+        """
         self.adopt_now()
-        inner = self._program.init_inner(self._island.completed.params)
+        if self._inner is None:
+            self._inner = self._program.init_inner(self._island.completed.params)
         at = self._island.completed
         in_flight: _InFlight | None = None
+        before_s = self.pace.total_s
         began_s = last_s = time.monotonic()
         while not stop.is_set():
             step_began_s = time.monotonic()
@@ -109,8 +126,8 @@ class Trainer:
                     in_flight = None
                 at = self._pause(at, stop)
                 continue
-            result = self._dispatch(at, inner)
-            inner = result.inner
+            result = self._dispatch(at)
+            self._inner = result.inner
             at = self._after(at, result.params)
             previous, in_flight = in_flight, _InFlight(at, result.loss)
             if self._pace_s > 0:
@@ -120,9 +137,32 @@ class Trainer:
                 stop.wait(self._pace_s - (time.monotonic() - step_began_s))
             elif previous is not None:
                 last_s = self._complete(previous, last_s)
-            self.pace.total_s = time.monotonic() - began_s
+            if self._is_sick:
+                in_flight, at = None, self._start_over()
+            self.pace.total_s = before_s + time.monotonic() - began_s
         if in_flight is not None:
             self._complete(in_flight, last_s)
+
+    def _start_over(self) -> Completed:
+        """After a loss that is not finite: the global weights and fresh inner state.
+
+        What was trained since the bases were adopted is given up; it would be
+        declined as not finite, and inner moments do not heal.
+        """
+        self._restarts += 1
+        done = self._island.completed
+        _log.warning("loss_not_finite", step=done.step, restarts=self._restarts)
+        if self._restarts > MAX_RESTARTS:
+            raise NonFiniteError(
+                f"the loss was not finite {self._restarts} times in a row, each time from the "
+                "global weights: lower the inner learning rate, or look at the data"
+            )
+        # The bad batch itself is passed over: its step is not counted, its place in the data is.
+        at = self._island.from_bases(replace(done, cursor=done.cursor + 1))
+        self._inner = self._program.init_inner(at.params)
+        self._island.completed = at
+        self._is_sick = False
+        return at
 
     def _is_bound(self, at: Completed) -> bool:
         most = self._most_steps_on_base()
@@ -151,10 +191,10 @@ class Trainer:
         self.pace.sync_s += time.monotonic() - began_s
         return adoption.completed
 
-    def _dispatch(self, at: Completed, inner: Any) -> Any:
+    def _dispatch(self, at: Completed) -> Any:
         batch = self._program.batch(self._shard, at.cursor)
         progress = jnp.float32(min(1.0, max(0.0, self._progress(at.tokens))))
-        return self._program.step(at.params, inner, batch, progress)
+        return self._program.step(at.params, self._inner, batch, progress)
 
     def _after(self, at: Completed, params: Any) -> Completed:
         bases: tuple[Base | None, ...] = at.bases
@@ -164,6 +204,10 @@ class Trainer:
     def _complete(self, step: _InFlight, last_s: float) -> float:
         """Wait for the device to finish `step`, publish it and report it."""
         loss = float(step.loss)
+        self._is_sick = not math.isfinite(loss)
+        if self._is_sick:
+            return time.monotonic()
+        self._restarts = 0
         now_s = time.monotonic()
         pace = self.pace
         newest_s = now_s - last_s

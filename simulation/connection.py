@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fragments.records import (
     PROTOCOL_VERSION,
@@ -98,7 +98,7 @@ class Connection:
         self._on_welcome = on_welcome
         self._on_change = on_change
         self._lease: Lease | None = None
-        self._began = (0, 0)
+        self._adopted: dict[int, Adopted] = {}
         self._last_report = Report(0, 0, 0)
         self._stream = 0
         self._open = False
@@ -130,15 +130,12 @@ class Connection:
     def report(self, report: Report) -> None:
         """Say where the learner is, in its own counters; said again as a heartbeat."""
         self._last_report = report
-        step, tokens = report.step - self._began[0], report.tokens - self._began[1]
-        told = replace(report, step=max(0, step), tokens=max(0, tokens))
-        self._say(lambda lease: Reported(lease.learner, lease.token, told))
+        self._say(lambda lease: Reported(lease.learner, lease.token, report))
 
     def adopted(self, adopted: Adopted) -> None:
-        """Say that a version is trained on; nothing of one adopted before this lease."""
-        if adopted.at_step >= self._began[0]:
-            told = replace(adopted, at_step=adopted.at_step - self._began[0])
-            self._say(lambda lease: HasAdopted(lease.learner, lease.token, told))
+        """Say that a version is trained on; said again on every new stream."""
+        self._adopted[adopted.fragment] = adopted
+        self._say(lambda lease: HasAdopted(lease.learner, lease.token, adopted))
 
     def sent_step(self, base_step: int, fragment: int) -> int:
         """The learner's step up to which the server has, or will have, this fragment's progress:
@@ -190,9 +187,7 @@ class Connection:
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
-        now = self._island.completed
         self._lease = welcome.lease
-        self._began = (now.step, now.tokens)
         self._island.consumed(welcome.consumed, welcome.epoch)
         for fragment, version in enumerate(welcome.versions):
             self._wanted[fragment] = Version(welcome.epoch, version)
@@ -204,7 +199,7 @@ class Connection:
     def _attached(self) -> None:
         """The stream is open: say again what the one before it may have swallowed."""
         self._open = True
-        for adopted in self._island.adopted():
+        for adopted in list(self._adopted.values()):
             self.adopted(adopted)
         self.report(self._last_report)
         self._push_next()

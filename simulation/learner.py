@@ -246,7 +246,9 @@ class Process:
         overlap = self._setting.spec.adoption.max_overlap_steps
         if overlap is None:
             return True
-        interval = self._setting.spec.interval_steps(self.connection.progress.tokens_trained)
+        interval = self.connection.progress.sync_interval_steps
+        if interval == 0:
+            return True
         return all(base is None or at.step - base.step < interval + overlap for base in at.bases)
 
     def _progress(self, own_tokens: int) -> float:

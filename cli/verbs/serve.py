@@ -19,6 +19,10 @@ from services.settings import ServerSettings
 if TYPE_CHECKING:
     from services.outer.server import OuterServices
 
+STOP_WITHIN_S = 60.0
+"""Of a server: the last snapshot of a small model is written in a moment, of a big one it is not,
+and ending before it is there would lose what was acknowledged since the one before."""
+
 LOOK_S = 0.5
 """How often the server is looked after."""
 
@@ -44,7 +48,9 @@ def run(settings: ServeSettings) -> None:
 
     check_bind(settings.address, settings.insecure)
     use_server_arithmetic(os.environ)
-    with stop_on_signal(exit_with_parent=settings.exit_with_parent) as stop:
+    with stop_on_signal(
+        exit_with_parent=settings.exit_with_parent, within_s=STOP_WITHIN_S
+    ) as stop:
         from outer_server.server import OuterServer
         from services.outer.server import OuterServices
 

@@ -36,6 +36,9 @@ from services.settings import ClientSettings
 _log = structlog.get_logger(__name__)
 _Result = TypeVar("_Result")
 
+LEAVE_S = 1.5
+"""Deadline of giving a lease back: a process that was told to stop waits no longer."""
+
 FIRST_PULL_BYTES = 16 << 20
 """Assumed of a fragment that was never pulled; a wrong guess costs a resumed call."""
 
@@ -119,7 +122,7 @@ class GrpcLink:
         """Give the lease back; one try, and no error if it fails."""
         request = control_pb2.LeaveRequest(lease=translate.lease_to_wire(lease), reason=reason)
         try:
-            self._guarded(lambda: self._control.Leave(request, timeout=self._settings.call_s))
+            self._guarded(lambda: self._control.Leave(request, timeout=LEAVE_S))
         except grpc.RpcError as error:
             _log.info("not_left", reason=str(error_of(error, str(self._address), "leaving")))
         except UnreachableError as error:

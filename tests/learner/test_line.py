@@ -1,0 +1,332 @@
+"""Session and outbox on a line that breaks at the worst moments, and a loss that is not finite."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fragments.digest import digest_hex
+from fragments.errors import NonFiniteError, RefusedError, UnreachableError
+from fragments.payload import encode_f32
+from fragments.records import (
+    Adopted,
+    Ask,
+    Contribution,
+    Decline,
+    DeclineReason,
+    Evaluation,
+    Goodbye,
+    Hello,
+    Lease,
+    Phase,
+    Progress,
+    Receipt,
+    RefusalCode,
+    Report,
+    Role,
+    RunDescription,
+    ServerNote,
+    Update,
+    Version,
+    Welcome,
+)
+from learner.island import Completed, Island
+from learner.member import layout_of
+from learner.outbox import Outbox
+from learner.program import Shard
+from learner.run import Learner
+from learner.session import Session
+from learner.trainer import MAX_RESTARTS, Trainer
+from outer_server.server import OuterServer
+from outer_server.store.rundir import create_run
+from tests.support.direct import DirectLink
+from tests.support.tiny import TinyProgram, tiny_birth, tiny_spec
+
+WAIT_S = 20.0
+
+
+class DeadLine:
+    """Says nothing, hears nothing, and ends at once: what gRPC gives where nobody answers."""
+
+    def __init__(self, link: ScriptedLink, on_closed: Callable[[], None]) -> None:
+        self.link = link
+        threading.Thread(target=on_closed, daemon=True).start()
+
+    def report(self, report: Report) -> None:
+        self.link.said.append(report)
+
+    def decline(self, decline: Decline) -> None:
+        self.link.said.append(decline)
+
+    def adopted(self, adopted: Adopted) -> None:
+        self.link.said.append(adopted)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.link.said.append(evaluation)
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedLink:
+    """Grants every join; streams are dead; pushes do as they are told."""
+
+    def __init__(self) -> None:
+        self.opened: list[float] = []
+        self.said: list[Any] = []
+        self.pushed: list[Contribution] = []
+        self.push_errors: list[Exception] = []
+        self.joins = 0
+
+    def describe(self) -> RunDescription:
+        raise UnreachableError("not needed here")
+
+    def join(self, hello: Hello) -> Welcome:
+        self.joins += 1
+        lease = Lease(hello.name, self.joins, 15.0)
+        return Welcome(lease, 1, 1, Phase.TRAINING, (0, 0), (-1, -1), 0, 1, 0, 0, 0, 5.0)
+
+    def open_control(
+        self, lease: Lease, on_note: Callable[[ServerNote], None], on_closed: Callable[[], None]
+    ) -> DeadLine:
+        self.opened.append(time.monotonic())
+        return DeadLine(self, on_closed)
+
+    def push(self, lease: Lease, contribution: Contribution) -> Receipt:
+        self.pushed.append(contribution)
+        if self.push_errors:
+            raise self.push_errors.pop(0)
+        return Receipt(contribution.key)
+
+    def pull(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
+        return ()
+
+    def leave(self, lease: Lease, reason: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _hello() -> Hello:
+    return Hello(1, "tiny", "layout", "a", Role.LEARNER, "1")
+
+
+def _session(link: ScriptedLink) -> Session:
+    return Session(link, _hello, lambda _: None, lambda: None, lambda _: None)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(int(WAIT_S / 0.01)):
+        if condition():
+            return
+        done.wait(0.01)
+    pytest.fail("waited too long")
+
+
+def test_streams_that_end_at_once_are_reopened_with_growing_pauses() -> None:
+    link = ScriptedLink()
+    session = _session(link)
+    session.start()
+    _until(lambda: len(link.opened) >= 4)
+    session.stop("done")
+    pauses = np.diff(link.opened)
+    # Doubled from 0.4 s on, each jittered down to half at most.
+    assert pauses[0] >= 0.2
+    assert pauses[1] >= 0.4
+    assert pauses[2] >= 0.8
+
+
+def test_what_was_said_while_no_stream_was_open_is_said_on_the_next() -> None:
+    link = ScriptedLink()
+    session = _session(link)
+    session.start()
+    _until(lambda: len(link.opened) >= 1)
+    adopted = Adopted(1, Version(1, 3), "d", 7)
+    session.adopted(adopted)
+    session.report(Report(8, 128, 8))
+    link.said.clear()
+    count = len(link.opened)
+    _until(lambda: len(link.opened) > count and Report(8, 128, 8) in link.said)
+    session.stop("done")
+    assert adopted in link.said
+    assert link.said.index(adopted) < link.said.index(Report(8, 128, 8))
+
+
+def _island() -> Island:
+    """An island that holds base 0 of both fragments and has made a step."""
+    spec, program = tiny_spec(), TinyProgram()
+    params = program.init_params(0)
+    layout = layout_of(program, params, spec)
+    island = Island("a", layout, spec.codec, params, cursor=0)
+    _, values = tiny_birth(spec)
+    for p, value in enumerate(values):
+        digest = digest_hex(jnp.asarray(value))
+        payload = encode_f32(layout.fragments[p], value)
+        island.prepare(Update(p, Version(1, 0), None, digest, payload))
+    at = island.adopt(island.completed).completed
+    moved = jax.tree.map(lambda leaf: leaf - jnp.float32(0.25), at.params)
+    island.completed = Completed(1, 16, 1, moved, at.bases)
+    return island
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnreachableError("the answer was lost"),
+        RefusedError(RefusalCode.LEASE_LOST, "the lease lapsed"),
+    ],
+)
+def test_a_push_that_did_not_come_through_is_repeated_with_the_same_bytes(
+    error: Exception,
+) -> None:
+    link = ScriptedLink()
+    session = _session(link)
+    session.start()
+    outbox = Outbox(_island(), link, session)
+    outbox.start()
+    link.push_errors.append(error)
+    # The second ask comes while the first push is failing: it must not be slept over.
+    outbox.ask(Ask(0, Version(1, 0)))
+    outbox.ask(Ask(1, Version(1, 0)))
+    _until(lambda: len(link.pushed) >= 3)
+    outbox.stop()
+    session.stop("done")
+    by_fragment = {p: [c for c in link.pushed if c.key.fragment == p] for p in (0, 1)}
+    repeated = max(by_fragment.values(), key=len)
+    assert len(repeated) == 2
+    assert repeated[0] is repeated[1]
+    assert all(by_fragment.values())
+
+
+def test_the_servers_word_on_consumed_bases_replaces_ones_own() -> None:
+    island = _island()
+    ask = Ask(0, Version(1, 0))
+    assert isinstance(island.answer(ask), Contribution)
+    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED)
+    island.consumed((-1, -1), epoch=1)
+    assert isinstance(island.answer(ask), Contribution)
+    island.consumed((0, -1), epoch=1)
+    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED)
+
+
+class BadBatches(TinyProgram):
+    """Some batches of the data are NaN."""
+
+    def __init__(self, bad: Callable[[int], bool]) -> None:
+        super().__init__()
+        self._bad = bad
+
+    def batch(self, shard: Shard, cursor: int) -> Any:
+        x, y = super().batch(shard, cursor)
+        return (np.full_like(x, np.nan), y) if self._bad(cursor) else (x, y)
+
+
+def _train(program: TinyProgram, steps: int) -> tuple[Island, list[Report]]:
+    island, reports = _island(), []
+    stop = threading.Event()
+
+    def on_report(report: Report) -> None:
+        reports.append(report)
+        if report.step >= steps:
+            stop.set()
+
+    trainer = Trainer(
+        program, island, Shard(0, 1), lambda _: 0.0, on_report, lambda _: None, pace_s=0.0
+    )
+    trainer.run(stop)
+    return island, reports
+
+
+def test_one_bad_batch_is_passed_over_and_training_goes_on() -> None:
+    island, reports = _train(BadBatches(lambda cursor: cursor == 5), steps=20)
+    assert all(np.isfinite(report.loss) for report in reports)
+    assert reports[-1].cursor - reports[-1].step == 1, "one batch was passed over"
+    answer = island.answer(Ask(0, Version(1, 0)))
+    assert isinstance(answer, Contribution), "not declined as not finite"
+    assert answer.cursor_from == 6
+
+
+def test_a_loss_that_is_never_finite_ends_the_learner_with_a_sentence() -> None:
+    with pytest.raises(NonFiniteError, match=f"{MAX_RESTARTS + 1} times in a row"):
+        _train(BadBatches(lambda cursor: cursor >= 5), steps=20)
+
+
+def test_a_closing_lap_that_a_restart_undid_is_trained_on_from(tmp_path: Path) -> None:
+    """The phase goes from CLOSING back to TRAINING: the learner steps again."""
+    spec = tiny_spec(budget_tokens=16 * 200)
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    with OuterServer(tmp_path / "run") as server:
+        link = EchoLink(server)
+        learner = Learner("a", TinyProgram(), link, link.describe(), pace_s=0.002)
+        stop = threading.Event()
+        done = threading.Thread(target=lambda: learner.run(stop), daemon=True)
+        done.start()
+        _until(lambda: server.status().tokens_trained > 16 * 20)
+        link.tell(Progress(30, 16 * 30, Phase.CLOSING, 4))
+        _until(lambda: link.quiet(server))
+        link.tell(Progress(30, 16 * 30, Phase.TRAINING, 4))
+        _until(lambda: server.status().phase is Phase.FINISHED)
+        done.join(WAIT_S)
+        assert not done.is_alive()
+
+
+class EchoLink(DirectLink):
+    """A direct link through which a test can speak as the server; the server's own progress
+    notes are kept back while it does.
+    """
+
+    def __init__(self, server: OuterServer) -> None:
+        super().__init__(server)
+        self._on_note: Callable[[ServerNote], None] = lambda _: None
+        self._told: Progress | None = None
+        self._seen: list[int] = []
+
+    def open_control(
+        self, lease: Lease, on_note: Callable[[ServerNote], None], on_closed: Callable[[], None]
+    ) -> Any:
+        self._on_note = on_note
+
+        def filtered(note: ServerNote) -> None:
+            is_held_back = self._told is not None and self._told.phase is Phase.CLOSING
+            if not (is_held_back and isinstance(note, Progress)):
+                on_note(note)
+
+        return super().open_control(lease, filtered, on_closed)
+
+    def tell(self, progress: Progress) -> None:
+        self._told = progress
+        self._on_note(progress)
+
+    def quiet(self, server: OuterServer) -> bool:
+        """Whether the learner has made no step over the last 30 looks."""
+        self._seen.append(server.status().learners[0].steps)
+        return len(self._seen) > 30 and self._seen[-1] == self._seen[-30]
+
+
+def test_a_goodbye_that_is_final_is_the_sessions_failure() -> None:
+    class Fencing(ScriptedLink):
+        def open_control(
+            self,
+            lease: Lease,
+            on_note: Callable[[ServerNote], None],
+            on_closed: Callable[[], None],
+        ) -> DeadLine:
+            on_note(Goodbye(RefusalCode.FENCED, "another process joined"))
+            return super().open_control(lease, on_note, on_closed)
+
+    session = _session(Fencing())
+    session.start()
+    _until(lambda: session.failure is not None)
+    session.stop("done")
+    assert isinstance(session.failure, RefusedError)
+    assert session.failure.code is RefusalCode.FENCED
