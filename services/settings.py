@@ -21,7 +21,8 @@ class ServerSettings(_Settings):
     """Where and within what bounds the outer server is served.
 
     Threads: a stream holds one for as long as it lasts, so those of control streams follow from
-    the run's `max_learners`; the others bound how many transfers are under way at once.
+    the run's `max_learners`, and there is one for a push of each; the others bound how many
+    transfers are under way at once.
     """
 
     address: str = Field(
@@ -35,7 +36,9 @@ class ServerSettings(_Settings):
         default=0, ge=0, le=65535, description="port told to learners for bulk; 0: as bound"
     )
     insecure: bool = Field(default=False, description="serve beyond loopback without certificates")
-    push_threads: int = Field(default=8, ge=1, le=256, description="pushes received at once")
+    push_threads: int = Field(
+        default=8, ge=1, le=256, description="pushes received at once, at least"
+    )
     pull_threads: int = Field(default=32, ge=1, le=256, description="pulls sent at once")
     watch_threads: int = Field(default=16, ge=1, le=256, description="status watchers at once")
     queued_calls: int = Field(

@@ -104,9 +104,11 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     if pace_s == 0 and "slow_factor" not in settings.model_fields_set:
         slow_factor = 1.0
     islands = make_islands(settings.learners, pace_s, slow_factor)
+    # As many data shards as there are learners: a shard that nobody has is never trained on.
+    own = {"max_learners": len(islands)}
     return LocalPlan(
         out=settings.out,
-        spec=RunSpec.model_validate(deep_update(weak, given)),
+        spec=RunSpec.model_validate(deep_update(own, weak, given)),
         islands=islands,
         data=settings.data,
         kills=parse_kills(settings.kill, names_of(islands)),

@@ -116,8 +116,7 @@ class OuterServices:
             self._pulse.join(grace_s + 1.0)
 
     def _control_server(self) -> grpc.Server:
-        run = RunSpec.model_validate_json(self._outer.describe().run_spec_json)
-        streams = 2 * run.max_learners + SPARE_STREAMS
+        streams = 2 * self._max_learners() + SPARE_STREAMS
         queued = self._settings.queued_calls
         server = self._server(
             {
@@ -138,11 +137,16 @@ class OuterServices:
         reflection.enable_server_reflection(names, server)
         return server
 
+    def _max_learners(self) -> int:
+        return RunSpec.model_validate_json(self._outer.describe().run_spec_json).max_learners
+
     def _bulk_server(self) -> grpc.Server:
         settings, queued = self._settings, self._settings.queued_calls
+        # A push each: a slow upload must not hold back a fast one, whose deadline is running.
+        pushes = max(settings.push_threads, self._max_learners())
         server = self._server(
             {
-                f"/{_PUSH}": CallPool("push", settings.push_threads, queued),
+                f"/{_PUSH}": CallPool("push", pushes, queued),
                 f"/{_PUSH}/GetPushOffset": CallPool("push offset", 2, queued),
                 f"/{_PULL}": CallPool("pull", settings.pull_threads, queued),
             },
