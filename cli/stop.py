@@ -24,8 +24,9 @@ def stop_on_signal(
     """Yields an event that SIGINT or SIGTERM sets; must be entered in the main thread.
 
     A verb that has not ended a little before `within_s` seconds after the event is ended hard,
-    with exit code 1. A second signal ends it at once. With `exit_with_parent`, the end of stdin (a pipe that the parent holds open, which
-    closes even when the parent is killed with -9) counts as a signal.
+    with exit code 1. A second signal ends it at once. With `exit_with_parent`, the end of stdin (a
+    pipe that the parent holds open, which closes even when the parent is killed with -9) counts
+    as a signal.
     """
     stop, done = threading.Event(), threading.Event()
     wake_read, wake_write = os.pipe()

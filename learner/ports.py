@@ -48,7 +48,8 @@ class ControlLine(Protocol):
 
     def close(self) -> None:
         """End the stream once the server has read what is queued, within about two seconds;
-        `on_closed` is not called."""
+        `on_closed` is not called.
+        """
 
 
 class Link(Protocol):

@@ -134,10 +134,13 @@ class Learner:
         self._outbox.retry()
 
     def _most_steps_on_base(self) -> int | None:
-        overlap = self._member.spec.adoption.max_overlap_steps
-        interval = self._session.progress.sync_interval_steps
+        spec, progress = self._member.spec, self._session.progress
+        overlap = spec.adoption.max_overlap_steps
+        if overlap is None:
+            return None
         # The H that the server's slots follow; 0 before it was first told.
-        return None if overlap is None or interval == 0 else interval + overlap
+        interval = progress.sync_interval_steps or spec.interval_steps(progress.tokens_trained)
+        return interval + overlap
 
     def _share_trained(self, own_tokens: int) -> float:
         progress = self._session.progress

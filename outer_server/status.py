@@ -133,5 +133,5 @@ def _learner(
 
 def _state(record: LearnerRecord) -> LearnerState:
     if record.live:
-        return LearnerState.TRAINING if record.stepped_at_s is not None else LearnerState.JOINED
+        return LearnerState.TRAINING if record.has_stepped else LearnerState.JOINED
     return LearnerState.LEFT if record.left else LearnerState.LOST

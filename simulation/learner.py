@@ -220,8 +220,9 @@ class Process:
         tokens = at.tokens + program.tokens_per_step
         done = Completed(at.step + 1, tokens, at.cursor + 1, result.params, at.bases)
         self._stepping = True
+        step_s = self._times.next_s()
         self._setting.clock.after(
-            self._times.next_s(), Order.COMPLETION, self._completer(done, result.inner)
+            step_s, Order.COMPLETION, self._completer(done, result.inner, step_s)
         )
 
     def _lost_by_adopting(self, fragment: int) -> float:
@@ -246,9 +247,8 @@ class Process:
         overlap = self._setting.spec.adoption.max_overlap_steps
         if overlap is None:
             return True
-        interval = self.connection.progress.sync_interval_steps
-        if interval == 0:
-            return True
+        progress, spec = self.connection.progress, self._setting.spec
+        interval = progress.sync_interval_steps or spec.interval_steps(progress.tokens_trained)
         return all(base is None or at.step - base.step < interval + overlap for base in at.bases)
 
     def _progress(self, own_tokens: int) -> float:
@@ -260,7 +260,7 @@ class Process:
         share = self._tokens.estimate(own_tokens) / self._setting.spec.budget_tokens
         return min(1.0, max(0.0, share))
 
-    def _completer(self, done: Completed, inner: Inner) -> Callable[[], None]:
+    def _completer(self, done: Completed, inner: Inner, step_s: float) -> Callable[[], None]:
         def complete() -> None:
             if self.ended:
                 return
@@ -268,7 +268,8 @@ class Process:
             self._inner = inner
             self.island.completed = done
             self._tally.steps += 1
-            self.connection.report(Report(done.step, done.tokens, done.cursor))
+            report = Report(done.step, done.tokens, done.cursor, step_s=step_s)
+            self.connection.report(report)
             self.wake()
 
         return complete

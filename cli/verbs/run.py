@@ -108,7 +108,7 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     own = {"max_learners": len(islands)}
     return LocalPlan(
         out=settings.out,
-        spec=RunSpec.model_validate(deep_update(own, weak, given)),
+        spec=RunSpec.model_validate(deep_update(deep_update(own, weak), given)),
         islands=islands,
         data=settings.data,
         kills=parse_kills(settings.kill, names_of(islands)),

@@ -48,9 +48,7 @@ def run(settings: ServeSettings) -> None:
 
     check_bind(settings.address, settings.insecure)
     use_server_arithmetic(os.environ)
-    with stop_on_signal(
-        exit_with_parent=settings.exit_with_parent, within_s=STOP_WITHIN_S
-    ) as stop:
+    with stop_on_signal(exit_with_parent=settings.exit_with_parent, within_s=STOP_WITHIN_S) as stop:
         from outer_server.server import OuterServer
         from services.outer.server import OuterServices
 

@@ -203,6 +203,7 @@ def _admit(
         report=report,
         heard_at_s=now_s,
         bases=tuple(bases),
+        stepped_at_s=now_s if all(base.version >= 0 for base in bases) else None,
         cursor=max(hello.cursor, before.cursor if before is not None else 0),
         timing=before.timing if before is not None else Timing(),
         tally=replace(tally, joins=tally.joins + 1),
@@ -218,4 +219,4 @@ def _free_shard(state: RunState, role: Role) -> int:
 
 
 def _ended(record: LearnerRecord) -> LearnerRecord:
-    return replace(record, live=False, stepped_at_s=None)
+    return replace(record, live=False, stepped_at_s=None, has_stepped=False)

@@ -57,8 +57,8 @@ def heard(state: RunState, learner: str, token: int, now_s: float) -> RunState |
 def report(state: RunState, event: Reported, now_s: float) -> RunState:
     """Move the learner on. Reports are cumulative: an older one changes nothing.
 
-    The first step of a lease puts the learner at t as it now is, whatever it has
-    trained while it was away; its tokens count in full.
+    The first report of a lease moves the learner by one step, at least to t,
+    whatever it has trained while it was away; its tokens count in full.
     """
     record = state.learners[event.learner]
     new, old = event.report, record.report
@@ -66,11 +66,10 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
     is_sane = steps >= 0 and tokens >= 0 and new.step <= MAX_STEPS and new.tokens <= MAX_TOKENS
     if record.role is not Role.LEARNER or not is_sane or not 0 <= new.cursor <= MAX_STEPS:
         return state
-    if steps > 0 and record.stepped_at_s is None:
-        position = max(state.global_step, record.position + 1)
-        record = replace(record, position=position, stepped_at_s=now_s)
-    elif steps > 0:
-        record = replace(record, position=record.position + steps, stepped_at_s=now_s)
+    if steps > 0:
+        position = record.position + (steps if record.has_stepped else 1)
+        position = position if record.has_stepped else max(state.global_step, position)
+        record = replace(record, position=position, stepped_at_s=now_s, has_stepped=True)
     new = replace(new, wait_share=_finite(new.wait_share), step_s=_finite(new.step_s))
     record = replace(record, report=new, cursor=max(record.cursor, new.cursor))
     state = state.with_learner(record)
@@ -118,7 +117,11 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
         fields = (("learner", event.learner), ("fragment", told.fragment))
         return state, [Note("digest_mismatch", reason, fields), Disconnect(event.learner, goodbye)]
     base = replace(base, version=told.version.number, at_step=told.at_step, digest=told.digest)
-    state = state.with_learner(record.with_base(told.fragment, base))
+    record = record.with_base(told.fragment, base)
+    if record.stepped_at_s is None and all(held.version >= 0 for held in record.bases):
+        position = max(state.global_step, record.position)
+        record = replace(record, stepped_at_s=now_s, position=position)
+    state = state.with_learner(record)
     if fragment.closed_at_s is not None and told.version.number == fragment.version:
         averages = state.averages
         sync_s = smoothed(averages.sync_s, now_s - fragment.closed_at_s)

@@ -49,4 +49,4 @@ def _parked(fragment: FragmentState) -> FragmentState:
 
 def _waiting(record: LearnerRecord) -> LearnerRecord:
     bases = tuple(replace(base, asked_version=-1, asked_at_s=0.0) for base in record.bases)
-    return replace(record, heard_at_s=0.0, stepped_at_s=None, bases=bases)
+    return replace(record, heard_at_s=0.0, stepped_at_s=None, has_stepped=False, bases=bases)

@@ -61,7 +61,8 @@ class LearnerRecord:
 
     `report` counts since the process of `incarnation` began; `tally` has the
     steps and tokens of the processes before it. `stepped_at_s`: when the newest
-    step was reported, None before the first one of the current lease.
+    step was reported or, before the first, all fragments were adopted; None
+    before that: it has no say on the clock yet. `has_stepped`: in this lease.
     """
 
     name: str
@@ -76,6 +77,7 @@ class LearnerRecord:
     heard_at_s: float
     bases: tuple[Base, ...]
     stepped_at_s: float | None = None
+    has_stepped: bool = False
     cursor: int = 0
     timing: Timing = Timing()
     tally: Tally = Tally()

@@ -103,7 +103,11 @@ def test_a_server_stops_cleanly_and_serves_the_same_run_again(tmp_path: Path) ->
         assert took_s < 5
         assert f"the state is in {run}" in out
         assert not (run / "address.json").exists()
-    assert json.loads((run / "server.json").read_text()) == {"generation": 2, "epoch": 1, "clean": True}
+    assert json.loads((run / "server.json").read_text()) == {
+        "generation": 2,
+        "epoch": 1,
+        "clean": True,
+    }
     assert read_run(run)[0].run_id == "tiny"
 
 

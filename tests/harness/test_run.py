@@ -86,7 +86,7 @@ def test_a_run_stops_within_five_seconds_and_leaves_no_process(tmp_path: Path) -
     with pytest.raises(ProcessLookupError):
         os.kill(place["pid"], 0)
     kept = json.loads((tmp_path / "out" / "run" / "server.json").read_text())
-    assert kept == {"generation": 1, "clean": True}
+    assert kept == {"generation": 1, "epoch": 1, "clean": True}
 
 
 def test_a_run_that_cannot_be_made_says_why_in_the_words_of_init(tmp_path: Path) -> None:

@@ -393,7 +393,7 @@ def test_an_evaluator_contributes_nothing_and_a_learner_judges_nothing() -> None
     assert isinstance(refusal, Refusal)
     loss = Evaluation(1.0, "nats", 0, 0, (0, 0))
     run.tell(Evaluated("a", run.token("a"), loss))
-    assert run.state.evaluations == ()
+    assert not run.state.evaluations
     run.tell(Evaluated("judge", token, loss))
     assert [entry.evaluation for entry in run.state.evaluations] == [loss]
 

@@ -12,7 +12,7 @@ from simulation.run import simulate
 from simulation.world import World
 from tests.support.tiny import TinyProgram, tiny_spec
 
-TOKENS = 4 * 60 * TinyProgram.tokens_per_step
+TOKENS = 4 * 64 * TinyProgram.tokens_per_step
 LINK = {"upload_steps": 0.3, "download_steps": 0.1, "latency_s": 0.02}
 
 

@@ -72,8 +72,6 @@ def tiny_spec(**settings: Any) -> RunSpec:
         "sync_interval": 4,
         "budget_tokens": 6400,
         "codec": {"block": 8},
-        # A run of a few dozen rounds: a high momentum would still be swinging at its end.
-        "outer": {"learning_rate": 0.7, "momentum": 0.3},
         "closing_lap_s": 5.0,
     }
     return RunSpec.model_validate(defaults | settings)
