@@ -143,6 +143,10 @@ class RunSpec(_Settings):
     closing_lap_s: float = Field(
         default=20.0, gt=0, description="bound on the last lap at the budget"
     )
+    closing_lap: Literal["mean", "step"] = Field(
+        default="mean",
+        description="the last lap takes the mean of what learners hold, or makes outer steps",
+    )
     merge: Literal["rda", "average"] = Field(
         default="rda", description="radial-directional or plain average of pseudo-gradients"
     )

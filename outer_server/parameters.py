@@ -20,6 +20,7 @@ from outer_server.core.merge import Encoded, Part, merge
 from outer_server.core.state import MergeOrder
 from outer_server.core.step import (
     FragmentParameters,
+    make_closing_step,
     make_outer_step,
     newborn,
     outer_optimizer,
@@ -40,7 +41,9 @@ class Parameters:
         self.layout = layout
         self.fragments: tuple[FragmentParameters, ...] = tuple(fragments)
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
-        self._step = make_outer_step(outer_optimizer(spec.outer), spec.codec.step_fraction_down)
+        fraction = spec.codec.step_fraction_down
+        self._step = make_outer_step(outer_optimizer(spec.outer), fraction)
+        self._closing_step = make_closing_step(fraction)
 
     @staticmethod
     def newborn(
@@ -66,8 +69,9 @@ class Parameters:
         """Compile merge and step, so that the first round does not wait for it."""
         shape = (self.layout.rows_padded, self.layout.block)
         silent: Encoded = (np.zeros(shape, np.int8), np.zeros(shape[0], np.uint16))
-        merged_BxN = self._merge(self.layout.fragments[0], [Part(1.0, (silent,))])
-        bool(self._step(self.fragments[0], merged_BxN, self._valid[0]).finite)
+        for step, mean in ((self._step, False), (self._closing_step, True)):
+            merged_BxN = self._merge(self.layout.fragments[0], [Part(1.0, (silent,))], mean=mean)
+            bool(step(self.fragments[0], merged_BxN, self._valid[0]).finite)
 
     def apply(
         self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload], epoch: int
@@ -81,8 +85,9 @@ class Parameters:
         """
         index = order.fragment
         layout = self.layout.fragments[index]
-        merged_BxN = self._merge(layout, self._parts(order, payloads))
-        stepped = self._step(self.fragments[index], merged_BxN, self._valid[index])
+        merged_BxN = self._merge(layout, self._parts(order, payloads), mean=order.closing)
+        step = self._closing_step if order.closing else self._step
+        stepped = step(self.fragments[index], merged_BxN, self._valid[index])
         if not bool(stepped.finite):
             raise NonFiniteError(
                 f"the outer step of fragment {index} from version {order.version} is not finite"
@@ -127,8 +132,11 @@ class Parameters:
         )
         return update, self.fragments[index]
 
-    def _merge(self, layout: FragmentLayout, parts: Iterable[Part]) -> Float32[jax.Array, "B N"]:
-        return merge(parts, layout, self.layout.rows_padded, radial=self.spec.merge == "rda")
+    def _merge(
+        self, layout: FragmentLayout, parts: Iterable[Part], *, mean: bool
+    ) -> Float32[jax.Array, "B N"]:
+        radial = self.spec.merge == "rda" and not mean
+        return merge(parts, layout, self.layout.rows_padded, radial=radial)
 
     def full(self, index: int, broadcast_BxN: Float32[jax.Array, "B N"]) -> Payload:
         """A fragment's broadcast copy, encoded exactly."""

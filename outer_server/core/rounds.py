@@ -143,6 +143,8 @@ def close_round(
         state, more = abandon(state, round_, "all that arrived is too stale")
         return state, effects + more
     order = merge_order(round_.fragment, round_.version, fresh, state.spec.weight_bound)
+    is_mean = state.phase is Phase.CLOSING and state.spec.closing_lap == "mean"
+    order = replace(order, closing=is_mean)
     merging = replace(round_, stage=RoundStage.MERGING, order=order)
     state = state.with_fragment(
         round_.fragment, replace(fragment, round=merging, arrived=(), closed_at_s=now_s)

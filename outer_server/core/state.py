@@ -112,11 +112,15 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class MergeOrder:
-    """Merge these, in this order, and take `fragment` from `version` to the next."""
+    """Merge these, in this order, and take `fragment` from `version` to the next.
+
+    `closing`: not by an outer step, but to the mean of what the participants hold.
+    """
 
     fragment: int
     version: int
     participants: tuple[Participant, ...]
+    closing: bool = False
 
     @property
     def contributions(self) -> tuple[ContributionMeta, ...]:

@@ -93,11 +93,42 @@ def make_outer_step(optimizer: optax.GradientTransformation, step_fraction: floa
     ) -> Stepped:
         updates_BxN, outer = optimizer.update(merged_BxN, old.outer, old.master_BxN)
         master_BxN = optax.apply_updates(old.master_BxN, updates_BxN)
-        quantized = quantize(master_BxN - old.broadcast_BxN, valid_B, step_fraction)
-        broadcast_BxN = apply_update(old.broadcast_BxN, quantized.codes, quantized.step_bits)
-        finite = quantized.finite & jnp.all(jnp.isfinite(master_BxN))
-        new = FragmentParameters(master_BxN, broadcast_BxN, outer)
-        digest = digest_blocks(broadcast_BxN)
-        return Stepped(new, quantized.codes, quantized.step_bits, digest, finite)
+        return _sent(old, master_BxN, outer, valid_B, step_fraction)
 
     return step
+
+
+def make_closing_step(step_fraction: float) -> OuterStep:
+    """The jitted step of the closing lap: theta <- theta - D, with the outer state left alone.
+
+    With the token-weighted average as D, theta becomes the mean of what the learners hold. An
+    ordinary step would add a whole round's momentum to the few steps that a fragment has made since
+    its last round: 0.3 to 0.6% more held-out loss at 4 fragments of H = 24, where the mean takes
+    0.3 to 0.5% off (docs/study.md).
+    """
+
+    @jax.jit
+    def step(
+        old: FragmentParameters,
+        merged_BxN: Float32[Array, "B N"],
+        valid_B: Int32[Array, " B"],
+    ) -> Stepped:
+        return _sent(old, old.master_BxN - merged_BxN, old.outer, valid_B, step_fraction)
+
+    return step
+
+
+def _sent(
+    old: FragmentParameters,
+    master_BxN: Float32[Array, "B N"],
+    outer: Any,
+    valid_B: Int32[Array, " B"],
+    step_fraction: float,
+) -> Stepped:
+    """The new master, and the update that takes the broadcast copy towards it."""
+    quantized = quantize(master_BxN - old.broadcast_BxN, valid_B, step_fraction)
+    broadcast_BxN = apply_update(old.broadcast_BxN, quantized.codes, quantized.step_bits)
+    finite = quantized.finite & jnp.all(jnp.isfinite(master_BxN))
+    new = FragmentParameters(master_BxN, broadcast_BxN, outer)
+    digest = digest_blocks(broadcast_BxN)
+    return Stepped(new, quantized.codes, quantized.step_bits, digest, finite)
