@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fragments.records import RefusalCode
+from enum import StrEnum
 
 
 class DilocoError(Exception):
@@ -34,6 +31,20 @@ class RunDirectoryError(DilocoError):
 
 class DataError(DilocoError):
     """A text corpus that is missing, malformed or too small."""
+
+
+class RefusalCode(StrEnum):
+    """Why the server did not take something; see `diloco.v1.RefusalCode`."""
+
+    FENCED = "fenced"
+    LEASE_LOST = "lease_lost"
+    OLD_EPOCH = "old_epoch"
+    CONSUMED = "consumed"
+    STALE = "stale"
+    BAD_PAYLOAD = "bad_payload"
+    MISMATCH = "mismatch"
+    FULL = "full"
+    NOT_TRAINING = "not_training"
 
 
 class RefusedError(DilocoError):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fragments.errors import RefusalCode as RefusalCode
 from fragments.payload import Payload
 
 PROTOCOL_VERSION = 1
@@ -31,20 +32,6 @@ class Role(StrEnum):
 
     LEARNER = "learner"
     EVALUATOR = "evaluator"
-
-
-class RefusalCode(StrEnum):
-    """Why the server did not take something; see `diloco.v1.RefusalCode`."""
-
-    FENCED = "fenced"
-    LEASE_LOST = "lease_lost"
-    OLD_EPOCH = "old_epoch"
-    CONSUMED = "consumed"
-    STALE = "stale"
-    BAD_PAYLOAD = "bad_payload"
-    MISMATCH = "mismatch"
-    FULL = "full"
-    NOT_TRAINING = "not_training"
 
 
 class DeclineReason(StrEnum):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -37,64 +37,8 @@ from fragments.records import (
 )
 from fragments.runspec import AdoptionSettings, CodecSettings
 from fragments.tree import TreeCodec
+from learner.held import Adoption, Answered, Base, Completed, Prepared
 from learner.program import Params
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The value of one fragment that this learner last adopted, and when.
-
-    `value_BxN`: float32 (rows_padded, block), the broadcast copy to the bit.
-    `step`, `tokens`, `cursor`: the learner's own counters at adoption.
-    """
-
-    version: Version
-    value_BxN: Float32[Array, "B N"]
-    digest: str
-    step: int
-    tokens: int
-    cursor: int
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """The learner after a completed step: parameters and the bases they grew from.
-
-    `step`, `tokens`: trained since this process began; `cursor`: next batch.
-    """
-
-    step: int
-    tokens: int
-    cursor: int
-    params: Params
-    bases: tuple[Base | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """The local value that the last answer for a fragment was made from, its base, and when."""
-
-    base: Version
-    local_BxN: Float32[Array, "B N"]
-    at: Completed
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A new value of one fragment, on the device and checked, ready to adopt."""
-
-    fragment: int
-    version: Version
-    value_BxN: Float32[Array, "B N"]
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """The learner after adopting, and what to tell the server."""
-
-    completed: Completed
-    adopted: tuple[Adopted, ...]
 
 
 class Island:
@@ -132,7 +76,7 @@ class Island:
         self._prepared: dict[int, Prepared] = {}
         self._arrived = threading.Event()
         self._newest: dict[int, Prepared] = {}
-        self._answered: dict[int, _Answered] = {}
+        self._answered: dict[int, Answered] = {}
         self._consumed: dict[int, Version] = {}
 
     def warm_up(self) -> None:
@@ -245,7 +189,7 @@ class Island:
         since = at if answered is None else answered.at
         return Base(new.version, new.value_BxN, new.digest, since.step, since.tokens, since.cursor)
 
-    def _kept_progress(self, fragment: int, base: Base | None) -> _Answered | None:
+    def _kept_progress(self, fragment: int, base: Base | None) -> Answered | None:
         """The answer since which local progress is kept by adopting; None where it is not."""
         answered = self._answered.get(fragment)
         if self._adoption.mode != "rebase" or answered is None or base is None:
@@ -309,7 +253,7 @@ class Island:
         )
         self._consumed[ask.fragment] = base.version
         if self._adoption.mode == "rebase":
-            self._answered[ask.fragment] = _Answered(base.version, local_BxN, now)
+            self._answered[ask.fragment] = Answered(base.version, local_BxN, now)
         return Contribution(
             key=ContributionKey(self.name, ask.fragment, base.version),
             asked_version=ask.version,

@@ -20,7 +20,8 @@ import structlog
 
 from fragments.errors import NonFiniteError
 from fragments.records import Adopted, Report
-from learner.island import Base, Completed, Island
+from learner.held import Base, Completed
+from learner.island import Island
 from learner.program import Program, Shard
 
 _log = structlog.get_logger(__name__)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from fragments.layout import Layout
 from fragments.records import Phase, Report, Welcome
 from fragments.runspec import RunSpec
-from learner.island import Completed, Island
+from learner.held import Completed
+from learner.island import Island
 from learner.program import Inner, Params, Program, Shard
 from learner.tokens import TokenClock
 from simulation.clock import Order, VirtualClock

@@ -38,7 +38,8 @@ from fragments.records import (
     Version,
     Welcome,
 )
-from learner.island import Completed, Island
+from learner.held import Completed
+from learner.island import Island
 from learner.member import layout_of
 from learner.outbox import Outbox
 from learner.program import Shard

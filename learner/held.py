@@ -1,0 +1,70 @@
+"""What a learner holds, as immutable values that pass between its threads.
+
+Shape letters: B rows (blocks), N values per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Array, Float32
+
+from fragments.records import Adopted, Version
+from learner.program import Params
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The value of one fragment that this learner last adopted, and when.
+
+    `value_BxN`: float32 (rows_padded, block), the broadcast copy to the bit.
+    `step`, `tokens`, `cursor`: the learner's own counters at adoption.
+    """
+
+    version: Version
+    value_BxN: Float32[Array, "B N"]
+    digest: str
+    step: int
+    tokens: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The learner after a completed step: parameters and the bases they grew from.
+
+    `step`, `tokens`: trained since this process began; `cursor`: next batch.
+    """
+
+    step: int
+    tokens: int
+    cursor: int
+    params: Params
+    bases: tuple[Base | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The local value that the last answer for a fragment was made from, its base, and when."""
+
+    base: Version
+    local_BxN: Float32[Array, "B N"]
+    at: Completed
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A new value of one fragment, on the device and checked, ready to adopt."""
+
+    fragment: int
+    version: Version
+    value_BxN: Float32[Array, "B N"]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """The learner after adopting, and what to tell the server."""
+
+    completed: Completed
+    adopted: tuple[Adopted, ...]
