@@ -120,6 +120,7 @@ class Trainer:
         began_s = last_s = time.monotonic()
         while not stop.is_set():
             step_began_s = time.monotonic()
+            self.pace.total_s = before_s + step_began_s - began_s
             at = self._adopt(at)
             if self._is_bound(at):
                 if in_flight is not None:
@@ -140,9 +141,11 @@ class Trainer:
                 last_s = self._complete(previous, last_s)
             if self._is_sick:
                 in_flight, at = None, self._start_over()
-            self.pace.total_s = before_s + time.monotonic() - began_s
         if in_flight is not None:
             self._complete(in_flight, last_s)
+        if at.step == self._island.completed.step:
+            # What was adopted since that step was completed.
+            self._island.completed = at
 
     def _start_over(self) -> Completed:
         """After a loss that is not finite: the global weights and fresh inner state.

@@ -48,3 +48,25 @@ def test_three_learners_train_to_the_budget_and_end_on_the_same_bits(tmp_path: P
     assert last is not None
     first = status.evaluations[0].loss
     assert last.loss == status.evaluations[-1].loss < 0.01 * first
+
+
+def test_synchronous_diloco_is_a_setting_of_the_same_learner_and_server(tmp_path: Path) -> None:
+    """K = M, one fragment, no overlap: everybody merges the same number of steps in every round,
+    at the pace of the slowest, and what that costs is counted as waiting."""
+    spec = tiny_spec(
+        fragments=1,
+        quorum=2,
+        min_learners=2,
+        budget_tokens=16 * 160,
+        adoption={"max_overlap_steps": 0},
+    )
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    with OuterServer(tmp_path / "run") as server, ThreadPoolExecutor(2) as pool:
+        fast = pool.submit(_learn, server, "fast", 0.002)
+        slow = pool.submit(_learn, server, "slow", 0.02)
+        outcomes = [fast.result(60), slow.result(60)]
+        status = server.status()
+    assert abs(outcomes[0].steps - outcomes[1].steps) <= 4
+    assert outcomes[0].wait_share > 0.5 > outcomes[1].wait_share
+    assert {outcome.weights_digest for outcome in outcomes} == {status.weights_digest}
+    assert status.rounds_merged >= 16
