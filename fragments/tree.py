@@ -70,14 +70,18 @@ class TreeCodec:
         )
 
     def pack(self, p: int, tree: Any) -> Float[Array, "B N"]:
-        """Fragment `p` of `tree` as a new float32 array (layout.rows_padded, layout.block)."""
+        """Fragment `p` of `tree` as a new float32 array (layout.rows_padded, layout.block).
+
+        Raises LayoutError when the tree's structure is not that of the layout.
+        """
         leaves = self._leaves_of(tree)
         return pack_fragment(self.layout, p, [leaves[i] for i in self._positions[p]])
 
     def replace(self, p: int, tree: Any, blocks_BxN: Float[Array, "B N"]) -> Any:
         """`tree` with the leaves of fragment `p` replaced from `blocks_BxN`, in their own dtype.
 
-        All other leaves are the same objects as in `tree`.
+        All other leaves are the same objects as in `tree`. Raises LayoutError when the tree's
+        structure or the value's shape is not that of the layout.
         """
         leaves = self._leaves_of(tree)
         new_leaves = unpack_fragment(self.layout, p, blocks_BxN)

@@ -227,7 +227,8 @@ class Island:
     def answer(self, ask: Ask) -> Contribution | Decline:
         """The pseudo-gradient (base - local) of the asked fragment, or why there is none.
 
-        From the last completed step; not for the training thread.
+        From the last completed step; not for the training thread. Waits for
+        the device. Raises PayloadError when the codec cannot encode it.
         """
         now = self.completed
         base = now.bases[ask.fragment]

@@ -139,7 +139,10 @@ class Parameters:
         return merge(parts, layout, self.layout.rows_padded, radial=radial)
 
     def full(self, index: int, broadcast_BxN: Float32[jax.Array, "B N"]) -> Payload:
-        """A fragment's broadcast copy, encoded exactly."""
+        """A fragment's broadcast copy, float32 (rows_padded, block), encoded exactly.
+
+        Raises NonFiniteError for a value that is not finite.
+        """
         layout = self.layout.fragments[index]
         return encode_f32(layout, np.asarray(broadcast_BxN), self.spec.codec.zstd_level)
 

@@ -69,7 +69,8 @@ class Publications:
     def updates(self, fragment: int, have: Version | None) -> tuple[Update, ...]:
         """What leads from `have` to the newest version, oldest first; () where it is the newest.
 
-        A chain of updates where one is kept, otherwise the full value.
+        A chain of updates where one is kept, otherwise the full value, encoded by the first who
+        wants it. Raises whatever `encode_full` raised.
         """
         shelf = self._shelves[fragment]
         if have == shelf.version:

@@ -9,7 +9,7 @@ from services.settings import MESSAGE_BYTES
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Ping every 30 s, with and without calls, and give a silent server 10 s. The server allows a
-    # ping every 10 s (services.health): more often is answered with GOAWAY too_many_pings.
+    # ping every 10 s (services.listen): more often is answered with GOAWAY too_many_pings.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -156,6 +156,9 @@ class RunStatus(_message.Message):
     global_step: _builtins.int
     tokens_trained: _builtins.int
     tokens_pushed: _builtins.int
+    """Pushed and merged tokens are counted per fragment; these are the means over
+    the fragments, to be compared with the trained ones.
+    """
     tokens_merged: _builtins.int
     tokens_budget: _builtins.int
     rounds_merged: _builtins.int
@@ -343,7 +346,7 @@ class EvaluationStatus(_message.Message):
     global_step: _builtins.int
     tokens_trained: _builtins.int
     at_s: _builtins.float
-    """Seconds since the server started."""
+    """Seconds since the server that received it was started."""
     evaluator: _builtins.str
     def __init__(
         self,
