@@ -42,7 +42,7 @@ class Parameters:
         self.fragments: tuple[FragmentParameters, ...] = tuple(fragments)
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
         fraction = spec.codec.step_fraction_down
-        self._step = make_outer_step(outer_optimizer(spec.outer), fraction)
+        self._step = make_outer_step(spec.outer, fraction)
         self._closing_step = make_closing_step(fraction)
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -78,12 +79,20 @@ def newborn(
     return FragmentParameters(value_BxN, value_BxN, optimizer.init(value_BxN))
 
 
-def make_outer_step(optimizer: optax.GradientTransformation, step_fraction: float) -> OuterStep:
+def make_outer_step(settings: OuterSettings, step_fraction: float) -> OuterStep:
     """The jitted outer step; compiled once, since all fragments share one shape.
 
     The update sent is master - broadcast copy after the step, quantized with
-    `step_fraction`; the new broadcast copy is the old one plus exactly that.
+    `step_fraction`; the new broadcast copy is the old one plus exactly that. The
+    same settings give the same function, which many runs in one process (the
+    study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
+    return _outer_step(settings.model_dump_json(), step_fraction)
+
+
+@lru_cache(maxsize=16)
+def _outer_step(settings_json: str, step_fraction: float) -> OuterStep:
+    optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
 
     @jax.jit
     def step(
@@ -98,6 +107,7 @@ def make_outer_step(optimizer: optax.GradientTransformation, step_fraction: floa
     return step
 
 
+@lru_cache(maxsize=16)
 def make_closing_step(step_fraction: float) -> OuterStep:
     """The jitted step of the closing lap: theta <- theta - D, with the outer state left alone.
 
