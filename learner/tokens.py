@@ -6,8 +6,9 @@ from __future__ import annotations
 class TokenClock:
     """Trained tokens of all learners, extrapolated from this learner's own while cut off.
 
-    Monotone. Between two reports of the server the run is taken to go on at the
-    ratio to this learner's own tokens that was last observed.
+    Monotone, unless the server goes back to a snapshot. Between two reports of
+    the server the run is taken to go on at the ratio to this learner's own tokens
+    that was last observed.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,10 @@ class TokenClock:
         if self._anchor is not None:
             own = own_tokens - self._anchor[1]
             run = run_tokens - self._anchor[0]
-            if own <= 0 or run < 0:
+            if run < 0:
+                self._anchor, self._largest = (run_tokens, own_tokens), 0.0
+                return
+            if own <= 0:
                 return
             self._ratio = 0.5 * self._ratio + 0.5 * run / own
         self._anchor = (run_tokens, own_tokens)

@@ -203,6 +203,7 @@ def _admit(
         report=report,
         heard_at_s=now_s,
         bases=tuple(bases),
+        is_rolled_back=before is not None and is_same_process and before.is_rolled_back,
         stepped_at_s=now_s if all(base.version >= 0 for base in bases) else None,
         cursor=max(hello.cursor, before.cursor if before is not None else 0),
         timing=before.timing if before is not None else Timing(),

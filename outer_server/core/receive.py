@@ -66,6 +66,9 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
     is_sane = steps >= 0 and tokens >= 0 and new.step <= MAX_STEPS and new.tokens <= MAX_TOKENS
     if record.role is not Role.LEARNER or not is_sane or not 0 <= new.cursor <= MAX_STEPS:
         return state
+    if record.is_rolled_back:
+        record = _count_from(record, steps, tokens)
+        steps = tokens = 0
     if steps > 0:
         position = record.position + (steps if record.has_stepped else 1)
         position = position if record.has_stepped else max(state.global_step, position)
@@ -74,6 +77,13 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
     record = replace(record, report=new, cursor=max(record.cursor, new.cursor))
     state = state.with_learner(record)
     return replace(state, tokens_trained=state.tokens_trained + tokens)
+
+
+def _count_from(record: LearnerRecord, steps: int, tokens: int) -> LearnerRecord:
+    """Go on counting without what was trained between the snapshot and the rollback to it."""
+    tally = record.tally
+    tally = replace(tally, steps=tally.steps - steps, tokens=tally.tokens - tokens)
+    return replace(record, tally=tally, is_rolled_back=False)
 
 
 def _finite(value: float) -> float:

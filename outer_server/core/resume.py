@@ -16,7 +16,8 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
     within it need not join again.
 
     A larger `epoch` says that the snapshot may be older than what was published:
-    every base, and every contribution to one, is void.
+    every base, and every contribution to one, is void, and what was trained since
+    counts neither for the run nor for its budget.
     """
     state = replace(state, generation=generation, due=(), closing_until_s=0.0, stepped_at_s=None)
     if state.phase is not Phase.FINISHED:
@@ -32,7 +33,7 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
         epoch=epoch,
         fragments=tuple(replace(fragment, arrived=()) for fragment in fragments),
         learners={
-            name: replace(record, live=False, bases=(void,) * len(fragments))
+            name: replace(record, live=False, is_rolled_back=True, bases=(void,) * len(fragments))
             for name, record in learners.items()
         },
     )

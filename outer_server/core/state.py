@@ -63,6 +63,8 @@ class LearnerRecord:
     steps and tokens of the processes before it. `stepped_at_s`: when the newest
     step was reported or, before the first, all fragments were adopted; None
     before that: it has no say on the clock yet. `has_stepped`: in this lease.
+    `is_rolled_back`: the run went back to a snapshot; what its process has
+    trained since then is lost, and its next report only says where it counts from.
     """
 
     name: str
@@ -78,6 +80,7 @@ class LearnerRecord:
     bases: tuple[Base, ...]
     stepped_at_s: float | None = None
     has_stepped: bool = False
+    is_rolled_back: bool = False
     cursor: int = 0
     timing: Timing = Timing()
     tally: Tally = Tally()

@@ -417,6 +417,28 @@ def test_draining_parks_open_rounds_and_a_restart_goes_on_with_what_arrived() ->
     assert not any(record.live for record in rolled_back.learners.values())
 
 
+def test_what_a_rollback_lost_counts_for_nothing() -> None:
+    run = Run()
+    run.trained("a")
+    run.step("a", 10)
+    snapshot = run.state
+    run.step("a", 100)
+    assert run.state.tokens_trained == 1600
+    run.state = resume(snapshot, generation=2, epoch=2)
+    run.join("a")  # the same process, which stands at step 100
+    run.tell(Reported("a", run.token("a"), Report(step=101, tokens=1616, cursor=101)))
+    assert run.state.tokens_trained == 160, "only where it counts from"
+    run.step("a", 103)
+    record = run.state.learners["a"]
+    assert run.state.tokens_trained == 160 + 2 * 16
+    assert record.tally.steps + record.report.step == 12
+    # A new process of the name counts from nothing.
+    run.state = resume(snapshot, generation=3, epoch=3)
+    run.join("a", incarnation="2")
+    run.step("a", 1)
+    assert run.state.tokens_trained == 160 + 16
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever happens in whatever order: nothing counts twice, nothing accepted is lost."""
 
