@@ -18,7 +18,10 @@ from tests.support.tiny import tiny_birth, tiny_spec
 SCRIPT = """
 import sys, time
 from cli.stop import stop_on_signal
-with stop_on_signal(exit_with_parent=sys.argv[1] == "parent") as stop:
+insist_after_s = 0.0 if sys.argv[1] == "insisted" else 2.0
+with stop_on_signal(
+    exit_with_parent=sys.argv[1] == "parent", insist_after_s=insist_after_s
+) as stop:
     print("ready", flush=True)
     if sys.argv[2] == "stubborn":
         time.sleep(60)
@@ -75,14 +78,54 @@ def test_a_verb_that_does_not_listen_is_ended_within_five_seconds() -> None:
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    process = _start(sys.executable, "-P", "-c", SCRIPT, "alone", "stubborn")
+    process = _start(sys.executable, "-P", "-c", SCRIPT, "insisted", "stubborn")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    code, _, _, took_s = _ended(process)
+    code, _, error, took_s = _ended(process)
     assert code == 1
+    assert "told to stop again" in error
     assert took_s < 3
+
+
+def test_a_signal_that_comes_twice_within_a_moment_is_one() -> None:
+    process = _start(sys.executable, "-P", "-c", SCRIPT, "alone", "willing")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+    code, out, error, _ = _ended(process)
+    assert (code, out, error) == (0, "kept\n", "")
+
+
+UNBEGUN = """
+import sys, threading, time
+from cli.stop import Unbegun, stop_on_signal
+begun = threading.Event()
+with stop_on_signal(unbegun=Unbegun(begun, "nothing to keep")) as stop:
+    if sys.argv[1] == "begun":
+        begun.set()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "least_s", "most_s", "said"),
+    [("not", 0, 0.0, 2.0, "nothing to keep"), ("begun", 1, 3.0, 5.0, "ended hard")],
+)
+def test_what_has_nothing_to_keep_ends_soon_and_well(
+    how: str, code: int, least_s: float, most_s: float, said: str
+) -> None:
+    process = _start(sys.executable, "-P", "-c", UNBEGUN, how)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    found, out, error, took_s = _ended(process)
+    assert found == code
+    assert said in out + error
+    assert least_s < took_s < most_s
 
 
 def test_a_server_stops_cleanly_and_serves_the_same_run_again(tmp_path: Path) -> None:
