@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 
 from cli.exit import OK, OTHER, USAGE, exit_code, sentence
@@ -24,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        with _terminable():
+            return _dispatch(words)
     except DilocoError as error:
         print(sentence(error), file=sys.stderr)
         return exit_code(error)
@@ -39,6 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("diloco: stopped before it was done", file=sys.stderr)
         return OTHER
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends what a verb does not guard itself as Ctrl-C does, its clean-up included."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        # After a stop the handler that swallows repeats stays.
+        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import structlog
 
 from cli.process import MemberSettings
-from fragments.records import RunDescription
+from fragments.errors import SettingsError
+from fragments.records import Phase, RunDescription
 from fragments.runspec import RunSpec
 from harness.programs import load_program
 from learner.program import Program
@@ -37,12 +38,15 @@ class Member:
 
 
 @contextmanager
-def joined(settings: MemberSettings) -> Iterator[Member]:
+def joined(settings: MemberSettings) -> Iterator[Member | None]:
     """Reaches the server, builds the run's program, and closes everything at the end.
+
+    Yields None, after saying so on stdout, for a run that is finished: nothing is built then.
 
     Raises:
         UnreachableError: when nobody answers at the address.
-        SettingsError, DataError: when the run's program cannot be built here.
+        SettingsError, DataError: when the run's program cannot be built here, or from other data
+            than the run's without `other_data`.
     """
     health = AdminHealth(settings.admin_port)
     link = GrpcLink(settings.address, settings=settings.link)
@@ -50,8 +54,30 @@ def joined(settings: MemberSettings) -> Iterator[Member]:
         description = link.describe()
         structlog.contextvars.bind_contextvars(run=description.run_id)
         _log.info("health", address=str(health.address))
+        if description.phase is Phase.FINISHED:
+            print(
+                f"run {description.run_id} is finished already: nothing to do"
+                f" (diloco status --address {settings.address} shows how it ended)"
+            )
+            yield None
+            return
         spec = RunSpec.model_validate_json(description.run_spec_json)
-        yield Member(link, description, load_program(spec, settings.data), health)
+        program = load_program(spec, settings.data)
+        if not settings.other_data:
+            _check_data(spec, program)
+        yield Member(link, description, program, health)
     finally:
         link.close()
         health.stop()
+
+
+def _check_data(spec: RunSpec, program: Program) -> None:
+    """Raises SettingsError where both the run and the program tell their data, and differ."""
+    own = str(getattr(program, "data_digest", ""))
+    if own and spec.program.data_digest and own != spec.program.data_digest:
+        raise SettingsError(
+            f"the data here (digest {own[:16]}) is not the run's"
+            f" (digest {spec.program.data_digest[:16]}): give every process the same files as"
+            " `diloco init` had (without --data, the same Python release), or --other-data to use"
+            " other text on purpose"
+        )

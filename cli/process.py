@@ -26,6 +26,10 @@ class MemberSettings(ProcessSettings):
         description="text or JSONL files of this process's own, a path or a glob; without it, the"
         " source of Python's standard library",
     )
+    other_data: bool = Field(
+        default=False,
+        description="use data that is not what the run was made with, which is otherwise refused",
+    )
     admin_port: int = Field(
         default=0,
         ge=0,

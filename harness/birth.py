@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float32
 
 from fragments.layout import Layout
 from fragments.runspec import RunSpec
@@ -19,21 +20,28 @@ from outer_server.store.rundir import create_run
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What was written: the completed settings and the layout of version 0."""
+    """What a run begins with: completed settings, layout, and version 0 of each fragment."""
 
-    path: Path
     spec: RunSpec
     layout: Layout
+    values: tuple[Float32[np.ndarray, "B N"], ...]
+
+    def write(self, path: Path) -> None:
+        """Writes the run directory, all or nothing.
+
+        Raises:
+            RunDirectoryError: when `path` already holds something or cannot be written.
+        """
+        create_run(path, self.spec, self.layout, self.values)
 
 
-def give_birth(path: Path, spec: RunSpec, data: str | None) -> Birth:
-    """Builds the program's fresh parameters from `spec.seed` and writes the run directory.
+def prepare_birth(spec: RunSpec, data: str | None) -> Birth:
+    """Builds the program's fresh parameters from `spec.seed`. Writes nothing.
 
     A run id is made up where `spec` has none; the program's identity and the digest of its data
-    are filled in. Everything else is written as it stands.
+    are filled in. Everything else stays as it is.
 
     Raises:
-        RunDirectoryError: when `path` already holds a run or cannot be written.
         SettingsError, DataError, LayoutError: when no program or no layout comes of the settings.
     """
     program = load_program(spec, data)
@@ -51,9 +59,8 @@ def give_birth(path: Path, spec: RunSpec, data: str | None) -> Birth:
     params = program.init_params(spec.seed)
     layout = layout_of(program, params, spec)
     codec = TreeCodec(layout, params)
-    blocks = [np.asarray(codec.pack(p, params)) for p in range(len(layout.fragments))]
-    create_run(path, spec, layout, blocks)
-    return Birth(path, spec, layout)
+    values = tuple(np.asarray(codec.pack(p, params)) for p in range(len(layout.fragments)))
+    return Birth(spec, layout, values)
 
 
 def make_run_id() -> str:

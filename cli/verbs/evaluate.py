@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 from pydantic import Field
 
 from cli.process import MemberSettings
-from cli.stop import stop_on_signal
+from cli.stop import Unbegun, stop_on_signal
 from cli.verb import Verb
 
 
@@ -30,13 +32,17 @@ def run(settings: EvaluateSettings) -> None:
         RefusedError: when it will not have this evaluator.
         SettingsError, DataError: when the run's program cannot be built here.
     """
-    import structlog
+    # Never set: an evaluator has nothing to keep at any time, and need not end what it computes.
+    unbegun = Unbegun(threading.Event(), f"{settings.name}: stopped before its evaluation was done")
+    with stop_on_signal(exit_with_parent=settings.exit_with_parent, unbegun=unbegun) as stop:
+        import structlog
 
-    structlog.contextvars.bind_contextvars(evaluator=settings.name)
-    with stop_on_signal(exit_with_parent=settings.exit_with_parent) as stop:
         from cli.member import joined
 
+        structlog.contextvars.bind_contextvars(evaluator=settings.name)
         with joined(settings) as member:
+            if member is None:
+                return
             from learner.evaluate import Evaluator
 
             evaluator = Evaluator(

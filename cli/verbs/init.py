@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from cli.keys import Positional, VerbSettings
+from cli.stop import Unbegun, stop_on_signal
 from cli.verb import Verb
 from fragments.runspec import RunSpec
 
@@ -42,6 +44,7 @@ def run(settings: InitSettings) -> None:
 
     Raises:
         RunDirectoryError: when a run is already there, unless `if_missing`.
+        KeyboardInterrupt: when it was stopped; nothing is left then.
     """
     if settings.if_missing and (settings.run_dir / "run.json").exists():
         from outer_server.store.rundir import read_run
@@ -49,15 +52,21 @@ def run(settings: InitSettings) -> None:
         found, _ = read_run(settings.run_dir)
         print(f"{settings.run_dir}: run {found.run_id} is there already; nothing to do")
         return
-    from harness.birth import give_birth
+    # Compiling cannot be interrupted, but has nothing to clean up; writing is the other way round.
+    unbegun = Unbegun(threading.Event(), "diloco: stopped before it was done", 1)
+    with stop_on_signal(unbegun=unbegun) as stop:
+        from harness.birth import prepare_birth
 
-    birth = give_birth(settings.run_dir, run_spec(settings), settings.data)
+        birth = prepare_birth(run_spec(settings), settings.data)
+        if stop.is_set():
+            raise KeyboardInterrupt
+    birth.write(settings.run_dir)
     layout = birth.layout
     print(
-        f"{birth.path}: run {birth.spec.run_id}, {layout.num_values:,} parameters in"
+        f"{settings.run_dir}: run {birth.spec.run_id}, {layout.num_values:,} parameters in"
         f" {len(layout.tensors)} tensors, {len(layout.fragments)} fragments;"
         f" {birth.spec.budget_tokens:,} tokens to train\n"
-        f"next: diloco serve {birth.path}"
+        f"next: diloco serve {settings.run_dir}"
     )
 
 

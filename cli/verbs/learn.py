@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 from pydantic import Field
 
 from cli.process import MemberSettings
-from cli.stop import stop_on_signal
+from cli.stop import Unbegun, stop_on_signal
 from cli.verb import Verb
 
 
@@ -30,14 +32,23 @@ def run(settings: LearnSettings) -> None:
         RefusedError: when it will not have this learner.
         SettingsError, DataError: when the run's program cannot be built here.
     """
-    import structlog
+    training = threading.Event()
+    unbegun = Unbegun(training, f"{settings.name}: stopped before it had joined")
+    with stop_on_signal(exit_with_parent=settings.exit_with_parent, unbegun=unbegun) as stop:
+        import structlog
 
-    structlog.contextvars.bind_contextvars(learner=settings.name)
-    with stop_on_signal(exit_with_parent=settings.exit_with_parent) as stop:
         from cli.member import joined
 
+        structlog.contextvars.bind_contextvars(learner=settings.name)
         with joined(settings) as member:
+            if member is None:
+                return
             from learner.run import Learner
+
+            def on_state(state: str) -> None:
+                if state == "training":
+                    training.set()
+                member.show_state(state)
 
             learner = Learner(
                 settings.name,
@@ -45,9 +56,12 @@ def run(settings: LearnSettings) -> None:
                 member.link,
                 member.description,
                 settings.pace_s,
-                member.show_state,
+                on_state,
             )
             outcome = learner.run(stop)
+    if not training.is_set():
+        print(unbegun.line)
+        return
     ended = "the run is finished" if outcome.finished else "stopped before the end of the run"
     print(
         f"{settings.name}: {ended}; {outcome.steps} steps, {outcome.tokens:,} tokens,"
