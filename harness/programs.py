@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fragments.errors import SettingsError
+from fragments.errors import DilocoError, SettingsError
 from fragments.runspec import RunSpec
 from harness.nearest import did_you_mean
 from learner.program import Program
+
+EXPECTED = "build(settings: dict[str, Any], data: str | None, seed: int) -> Program"
+"""What a factory must look like; `learner.program` says the rest."""
 
 
 def load_program(spec: RunSpec, data: str | None) -> Program:
@@ -23,38 +29,94 @@ def load_program(spec: RunSpec, data: str | None) -> Program:
     need not be a package. `data` is a path or a glob, None for the program's default corpus.
 
     Raises:
-        SettingsError: when the factory cannot be found, or refuses its settings.
+        SettingsError: when the factory cannot be found or called, refuses its settings, raises
+            anything else, or returns what is no program; the error that it raised is the cause.
         DataError: from the factory, when the data cannot be used.
     """
-    factory = _find(spec.program.factory)
+    name = spec.program.factory
+    module = _import(name)
+    factory = _find(name, module)
     try:
-        program: Program = factory(dict(spec.program.settings), data, spec.seed)
+        program = factory(dict(spec.program.settings), data, spec.seed)
     except ValidationError as error:
-        known = _settings_of(error.title, spec.program.factory)
-        raise SettingsError(_explain(error, spec.program.factory, known)) from error
-    return program
+        known = _settings_of(error.title, name)
+        raise SettingsError(_explain(error, name, known)) from error
+    except DilocoError:
+        raise
+    # Whatever a stranger's code raises: the person who named it gets one sentence.
+    except Exception as error:
+        raise SettingsError(f"program.factory {name} raised {_told(error, module)}") from error
+    return _checked(name, program)
 
 
-def _find(factory: str) -> Callable[[dict[str, Any], str | None, int], Program]:
+def _import(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    module_name, _, function_name = factory.partition(":")
+    module_name = name.partition(":")[0]
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that the factory's own module misses is its author's business, with a traceback.
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
+        return importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (module_name + ".").startswith(missing + "."):
+            raise SettingsError(
+                f"program.factory {name}: there is no module {missing}; it must be installed or"
+                " lie in the working directory"
+            ) from error
         raise SettingsError(
-            f"program.factory {factory}: there is no module {error.name}; it must be installed or"
-            " lie in the working directory"
+            f"program.factory {name}: importing {module_name} raised {_told(error, None)}"
         ) from error
+
+
+def _find(name: str, module: ModuleType) -> Callable[[dict[str, Any], str | None, int], Any]:
+    module_name, _, function_name = name.partition(":")
     found = getattr(module, function_name, None)
     if not callable(found):
-        raise SettingsError(f"program.factory {factory}: {module_name} has no {function_name}()")
-    build: Callable[[dict[str, Any], str | None, int], Program] = found
-    return build
+        others = [each for each, value in vars(module).items() if callable(value)]
+        raise SettingsError(
+            f"program.factory {name}: {module_name} has no {function_name}()"
+            f"{did_you_mean(function_name, others)}; it must be {EXPECTED}"
+        )
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # compiled code may not tell; the call will
+        return found
+    try:
+        signature.bind({}, None, 0)
+    except TypeError as error:
+        raise SettingsError(
+            f"program.factory {name} is {function_name}{signature}; it must be {EXPECTED}"
+        ) from error
+    return found
+
+
+def _checked(name: str, program: Any) -> Program:
+    """`program`, if it has all that a `Program` has."""
+    lacks = [
+        f"{part}()" if callable(what) else part
+        for part, what in vars(Program).items()
+        if not part.startswith("_")
+        and (
+            not hasattr(program, part) or (callable(what) and not callable(getattr(program, part)))
+        )
+    ]
+    if lacks:
+        what = "None" if program is None else f"a {type(program).__name__}"
+        raise SettingsError(
+            f"program.factory {name} returned {what}, which is no program: it lacks"
+            f" {', '.join(lacks)} (learner/program.py says what each is)"
+        )
+    built: Program = program
+    return built
+
+
+def _told(error: Exception, module: ModuleType | None) -> str:
+    """The error with the line of the module, or else of whatever, that it came through last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frame = (own or frames)[-1]
+    return told if isinstance(error, SyntaxError) else f"{told} ({frame.filename}:{frame.lineno})"
 
 
 def _settings_of(title: str, factory: str) -> list[str]:

@@ -4,6 +4,15 @@ The learner's loop knows nothing of layers, tokenizers or optimizers. It calls a
 it hands around (`Params`, `Inner`, `Batch`) it treats as opaque pytrees. `learner.reference` is one
 implementation; `tests/learner/test_reference_program.py` shows what an implementation must hold to.
 
+A run names a factory, "module:function" (`program.factory`), that every process calls:
+
+    build(settings: dict[str, Any], data: str | None, seed: int) -> Program
+
+`settings` are the run's `program.settings`, `data` is what --data said (None: the program's own
+corpus), and `seed` is the run's. It raises `fragments.errors.SettingsError` or `DataError` for what
+a person can mend. A program may have `data_digest: str`, a digest of all of its data: a process
+whose digest differs from the one at the run's birth is then refused unless told otherwise.
+
 Importing this module does not import jax, so that command-line help and status stay fast.
 """
 

@@ -18,7 +18,6 @@ from harness.outdir import prepare
 from harness.pace import slope
 from harness.plan import make_islands
 from harness.presets import PRESETS
-from harness.programs import load_program
 from harness.toml import to_toml
 from harness.words import bytes_text, count_text, duration_text, sparkline
 
@@ -86,30 +85,6 @@ def test_the_rate_is_that_of_the_line_through_the_points() -> None:
     assert slope(points) == pytest.approx(1 / 0.22, rel=0.01)
     with pytest.raises(DilocoError, match="too few looks"):
         slope([(1.0, 3.0), (1.0, 4.0)])
-
-
-@pytest.mark.parametrize(
-    ("program", "sentence"),
-    [
-        ({"factory": "no_such_module:build"}, "there is no module no_such_module"),
-        ({"factory": "harness.toml:nothing"}, r"harness.toml has no nothing\(\)"),
-        ({"settings": {"widht": 3}}, "widht: no such setting: did you mean width?"),
-        ({"settings": {"width": "x"}}, "program.settings width: Input should be a valid integer"),
-    ],
-)
-def test_a_program_that_cannot_be_built_says_why(program: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence.replace("?", r"\?")):
-        load_program(RunSpec.model_validate({"program": program}), None)
-
-
-def test_a_program_may_lie_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_model.py").write_text("def build(settings, data, seed):\n    return seed\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    spec = RunSpec.model_validate({"seed": 5, "program": {"factory": "own_model:build"}})
-    assert load_program(spec, None) == 5  # type: ignore[comparison-overlap]
 
 
 def test_the_environment_of_processes() -> None:
