@@ -70,6 +70,7 @@ def _import(name: str) -> ModuleType:
 
 def _find(name: str, module: ModuleType) -> Callable[[dict[str, Any], str | None, int], Any]:
     module_name, _, function_name = name.partition(":")
+    found: Callable[[dict[str, Any], str | None, int], Any] | None
     found = getattr(module, function_name, None)
     if not callable(found):
         others = [each for each, value in vars(module).items() if callable(value)]
@@ -95,10 +96,7 @@ def _checked(name: str, program: Any) -> Program:
     lacks = [
         f"{part}()" if callable(what) else part
         for part, what in vars(Program).items()
-        if not part.startswith("_")
-        and (
-            not hasattr(program, part) or (callable(what) and not callable(getattr(program, part)))
-        )
+        if not (part.startswith("_") or _has(program, part, method=callable(what)))
     ]
     if lacks:
         what = "None" if program is None else f"a {type(program).__name__}"
@@ -108,6 +106,10 @@ def _checked(name: str, program: Any) -> Program:
         )
     built: Program = program
     return built
+
+
+def _has(program: Any, part: str, *, method: bool) -> bool:
+    return hasattr(program, part) and (not method or callable(getattr(program, part)))
 
 
 def _told(error: Exception, module: ModuleType | None) -> str:
