@@ -159,7 +159,7 @@ class Member:
         self._generation = max(self._generation, welcome.generation)
         self.island.consumed(welcome.consumed, welcome.epoch)
         for fragment, version in enumerate(welcome.versions):
-            self.inbox.want(Published(fragment, Version(welcome.epoch, version)))
+            self._want(Published(fragment, Version(welcome.epoch, version)))
         _log.info(
             "joined",
             token=welcome.lease.token,
@@ -168,6 +168,16 @@ class Member:
             cursor=welcome.cursor,
         )
 
+    def _want(self, published: Published) -> None:
+        """Pull a version, unless it is held already. One that is *older* than what is held says
+        that another copy of the run is served now: what is held is no base there.
+        """
+        held = self.island.newest_version(published.fragment)
+        if held is not None and published.version < held:
+            _log.warning("went_back", fragment=published.fragment, held=str(held))
+            self.island.forget(published.fragment)
+        self.inbox.want(published)
+
     def _noted(self, note: ServerNote) -> None:
         match note:
             case Ask() | Published() if note.fragment >= len(self.layout.fragments):
@@ -175,7 +185,7 @@ class Member:
             case Ask():
                 self._on_ask(note)
             case Published():
-                self.inbox.want(note)
+                self._want(note)
             case Goodbye(code=RefusalCode.BAD_PAYLOAD):
                 self.island.forget_all()
             case _:

@@ -16,9 +16,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from fragments.errors import BusyError, DilocoError, NonFiniteError, PayloadError
+from fragments.errors import BusyError, NonFiniteError, PayloadError
 from fragments.payload import Payload
-from fragments.records import ContributionKey, Goodbye, Lease, Receipt, ServerNote, Update
+from fragments.records import (
+    ContributionKey,
+    Goodbye,
+    Lease,
+    Phase,
+    Receipt,
+    ServerNote,
+    Update,
+)
 from outer_server.core import membership
 from outer_server.core.events import (
     Attached,
@@ -36,7 +44,7 @@ from outer_server.core.events import (
     StartMerge,
     Tick,
 )
-from outer_server.core.scheduler import handle
+from outer_server.core.scheduler import Outcome, handle
 from outer_server.core.state import MergeOrder, RunState
 from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
@@ -164,7 +172,7 @@ class Engine:
         self._saver.shutdown(wait=True)
         for sink in self._sinks.values():
             sink(Goodbye(None, reason))
-        self._save(self._snapshot())
+        self._save(self._snapshot(self._state))
 
     def call(self, event: Event, payload: Payload | None = None, sink: Sink | None = None) -> Reply:
         """Hand in an event and wait for its reply. Raises BusyError, also when the engine died."""
@@ -257,13 +265,31 @@ class Engine:
         is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
         if isinstance(event, Contributed) and is_new and item.payload is not None:
             self._payloads[event.meta.key] = item.payload
+        effects = self._make_final(outcome) if self._ends_run(outcome) else outcome.effects
         self._state = outcome.state
-        for effect in outcome.effects:
+        for effect in effects:
             self._perform(effect)
         if item.reply is not None:
             item.reply.set_result(outcome.reply)
         self._save_if_due()
         return outcome.wake_at_s
+
+    def _ends_run(self, outcome: Outcome) -> bool:
+        is_over = outcome.state.phase is Phase.FINISHED
+        return is_over and self._state.phase is not Phase.FINISHED
+
+    def _make_final(self, outcome: Outcome) -> list[Effect]:
+        """Nobody hears that the run is finished before its last state is on disk: learners leave
+        then, and nobody would be left to train again what a crash had lost.
+        """
+        spoken: list[Effect] = []
+        for effect in outcome.effects:
+            if isinstance(effect, Send | Disconnect):
+                spoken.append(effect)
+            else:
+                self._perform(effect)
+        self._save_logged(self._snapshot(outcome.state))
+        return spoken
 
     def _replace_sink(self, learner: str, sink: Sink) -> None:
         old = self._sinks.get(learner)
@@ -327,14 +353,16 @@ class Engine:
             return
         if self._saving is not None and not self._saving.done():
             return
-        self._saved_rounds, self._saved_at_s = self._state.rounds_merged, now_s
-        self._saving = self._saver.submit(self._save_logged, self._snapshot())
+        self._saved_at_s = now_s
+        self._saving = self._saver.submit(self._save_logged, self._snapshot(self._state))
 
     def _save_logged(self, snapshot: Snapshot) -> None:
         try:
             self._save(snapshot)
-        except (OSError, ValueError, DilocoError) as error:
-            _log.warning("snapshot_failed", reason=str(error))
+        except Exception as error:  # noqa: BLE001  lost in a future, nobody would hear of it
+            _log.error("snapshot_failed", reason=str(error))
+        else:
+            self._saved_rounds = snapshot.state.rounds_merged
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._state, tuple(self._published), dict(self._payloads))
+    def _snapshot(self, state: RunState) -> Snapshot:
+        return Snapshot(state, tuple(self._published), dict(self._payloads))

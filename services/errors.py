@@ -95,11 +95,16 @@ def status_of(error: Exception) -> status_pb2.Status:
     return _status(grpc.StatusCode.INTERNAL, DilocoError.__name__, sentence)
 
 
+MESSAGE_CHARS = 1024
+"""Longest message of a status."""
+
+
 def _status(code: grpc.StatusCode, reason: str, message: str) -> status_pb2.Status:
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
     number: int = code.value[0]
-    return status_pb2.Status(code=number, message=message, details=[detail])
+    # A caller's own text may be part of it, and trailers have a hard limit.
+    return status_pb2.Status(code=number, message=message[:MESSAGE_CHARS], details=[detail])
 
 
 def end_call(context: grpc.ServicerContext, error: Exception) -> None:

@@ -58,7 +58,10 @@ class ServerSettings(_Settings):
     )
     partial_age_s: float = Field(default=300.0, gt=0, description="a broken push is kept this long")
     attach_s: float = Field(
-        default=10.0, gt=0, description="a control stream must begin within this"
+        default=3.0, gt=0, description="a control stream must begin within this"
+    )
+    idle_s: float = Field(
+        default=30.0, gt=0, description="a push or pull that moves nothing for so long is ended"
     )
     pulse_s: float = Field(default=0.5, gt=0, description="how often health looks at the run")
 

@@ -25,6 +25,12 @@ from outer_server.core.state import Base, LearnerRecord, RunState, Tally, Timing
 HEARTBEATS_PER_LEASE = 3
 """A learner is heard at least this often within its lease's time to live."""
 
+MAX_TEXT = 128
+"""Longest text of a caller that is kept or repeated."""
+
+MAX_STEPS = 1 << 32
+"""More steps or batches than this are not made by one process of ours."""
+
 MAX_EVALUATORS = 16
 """Names of evaluators that a run takes."""
 
@@ -41,10 +47,21 @@ def join(
         note = Note("join_refused", refusal.reason, (("learner", hello.name),))
         return state, refusal, [note]
     before = state.learners.get(hello.name)
+    effects: list[Effect] = []
+    retired: LearnerRecord | None = None
+    if before is None and _is_full(state, hello.role):
+        retired = _retiring(state, hello.role)
+    if retired is not None:
+        others = {name: r for name, r in state.learners.items() if name != retired.name}
+        state = replace(state, learners=others)
+        reason = f"{hello.name!r} takes its place and goes on with its data"
+        effects.append(Note("retired", reason, (("learner", retired.name),)))
     record = _admit(state, hello, before, now_s)
+    if retired is not None:
+        # The same shard, from where it was left: nothing of it is trained twice.
+        record = replace(record, cursor=max(record.cursor, retired.cursor))
     state = replace(state.with_learner(record), next_token=state.next_token + 1)
     state = _excuse(state, record)
-    effects: list[Effect] = []
     if before is not None and before.live and before.incarnation != hello.incarnation:
         reason = f"another process joined as {hello.name!r} later: this one is fenced off"
         effects.append(Disconnect(hello.name, Goodbye(RefusalCode.FENCED, reason)))
@@ -91,7 +108,7 @@ def leave(state: RunState, event: Leave) -> tuple[RunState, list[Effect]]:
     if record is None or not record.live or record.token != event.token:
         return state, []
     state = state.with_learner(replace(_ended(record), left=True))
-    return state, [Note("left", event.reason, (("learner", event.learner),))]
+    return state, [Note("left", event.reason[:MAX_TEXT], (("learner", event.learner),))]
 
 
 def lost(record: LearnerRecord, now_s: float) -> tuple[LearnerRecord, list[Effect]]:
@@ -110,9 +127,10 @@ def check_lease(state: RunState, learner: str, token: int) -> Refusal | None:
     if record is None:
         return Refusal(RefusalCode.LEASE_LOST, f"no lease of {learner!r} is known: join again")
     if token != record.token:
+        if token > record.token:
+            return Refusal(RefusalCode.LEASE_LOST, "this lease is not known here: join again")
         reason = f"another process joined as {learner!r} later: this one is fenced off"
-        code = RefusalCode.FENCED if token < record.token else RefusalCode.LEASE_LOST
-        return Refusal(code, reason)
+        return Refusal(RefusalCode.FENCED, reason)
     if not record.live:
         return Refusal(RefusalCode.LEASE_LOST, f"the lease of {learner!r} lapsed: join again")
     return None
@@ -131,7 +149,11 @@ def version_of(state: RunState, fragment: int) -> Version:
 def _check(state: RunState, hello: Hello, layout_digest: str) -> Refusal | None:
     spec = state.spec
     mismatch: str | None = None
-    if hello.protocol_version != PROTOCOL_VERSION:
+    if max(map(len, (hello.run_id, hello.layout_digest, hello.name, hello.incarnation))) > MAX_TEXT:
+        mismatch = f"a name, run, digest or incarnation has more than {MAX_TEXT} characters"
+    elif hello.cursor > MAX_STEPS or any(b.steps_since > MAX_STEPS for b in hello.bases):
+        mismatch = f"a cursor or number of steps above {MAX_STEPS} is none of ours"
+    elif hello.protocol_version != PROTOCOL_VERSION:
         mismatch = (
             f"protocol version {hello.protocol_version} is not the server's {PROTOCOL_VERSION}: "
             "run the same release on both sides"
@@ -143,7 +165,7 @@ def _check(state: RunState, hello: Hello, layout_digest: str) -> Refusal | None:
             "the model built here differs from the run's (layout digest "
             f"{hello.layout_digest[:12]} against {layout_digest[:12]}): check program and version"
         )
-    elif not _NAME.fullmatch(hello.name) or len(hello.incarnation) > 64:
+    elif not _NAME.fullmatch(hello.name):
         mismatch = f"name {hello.name!r}: use 1 to 64 of letters, digits, '-', '_' and '.'"
     elif hello.generation_seen > state.generation:
         mismatch = (
@@ -157,11 +179,33 @@ def _check(state: RunState, hello: Hello, layout_digest: str) -> Refusal | None:
         return Refusal(RefusalCode.MISMATCH, f"{hello.name!r} is known here as {before.role}")
     if state.phase is Phase.DRAINING:
         return Refusal(RefusalCode.NOT_TRAINING, "the server is about to stop: try again later")
-    most = spec.max_learners if hello.role is Role.LEARNER else MAX_EVALUATORS
-    names = sum(1 for record in state.learners.values() if record.role is hello.role)
-    if before is None and names >= most:
+    if before is None and _is_full(state, hello.role) and _retiring(state, hello.role) is None:
+        most = _most(state, hello.role)
         return Refusal(RefusalCode.FULL, f"the run has its {most} {hello.role}s already")
     return None
+
+
+def _most(state: RunState, role: Role) -> int:
+    return state.spec.max_learners if role is Role.LEARNER else MAX_EVALUATORS
+
+
+def _is_full(state: RunState, role: Role) -> bool:
+    names = sum(1 for record in state.learners.values() if record.role is role)
+    return names >= _most(state, role)
+
+
+def _retiring(state: RunState, role: Role) -> LearnerRecord | None:
+    """The name that a newcomer to a full run takes the place of: the one gone longest of which
+    nothing waits to be merged; None where there is none.
+    """
+    waiting = {m.key.learner for f in state.fragments for m in f.arrived}
+    waiting |= {m.key.learner for r in state.open_rounds if r.order for m in r.order.contributions}
+    gone = [
+        record
+        for record in state.learners.values()
+        if record.role is role and not record.live and record.name not in waiting
+    ]
+    return min(gone, key=lambda record: (record.heard_at_s, record.name), default=None)
 
 
 def _admit(

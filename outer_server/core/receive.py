@@ -25,7 +25,7 @@ from outer_server.core.events import (
     Note,
     Reported,
 )
-from outer_server.core.membership import check_lease
+from outer_server.core.membership import MAX_STEPS, MAX_TEXT, check_lease
 from outer_server.core.state import (
     ContributionMeta,
     EvaluationRecord,
@@ -37,13 +37,11 @@ from outer_server.core.state import (
 EVALUATIONS_KEPT = 512
 """Newest evaluations kept for the status."""
 
-MAX_STEPS = 1 << 32
 MAX_TOKENS = 1 << 56
-"""Bounds on what one process or contribution may claim: beyond them it is not one of ours, and
-sums of them would not fit the wire."""
+"""More tokens than this are not trained by one process of ours."""
 
-MAX_TEXT = 64
-"""Longest digest or unit that is kept."""
+LARGEST_SUM = 1 << 62
+"""Sums of tokens stop here: beyond it they would not fit the wire."""
 
 
 def heard(state: RunState, learner: str, token: int, now_s: float) -> RunState | None:
@@ -76,7 +74,7 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
     new = replace(new, wait_share=_finite(new.wait_share), step_s=_finite(new.step_s))
     record = replace(record, report=new, cursor=max(record.cursor, new.cursor))
     state = state.with_learner(record)
-    return replace(state, tokens_trained=state.tokens_trained + tokens)
+    return replace(state, tokens_trained=min(LARGEST_SUM, state.tokens_trained + tokens))
 
 
 def _count_from(record: LearnerRecord, steps: int, tokens: int) -> LearnerRecord:
@@ -111,7 +109,8 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     told = event.adopted
     if not 0 <= told.fragment < len(state.fragments) or told.version.epoch != state.epoch:
         return state, []
-    if state.learners[event.learner].role is not Role.LEARNER or len(told.digest) > MAX_TEXT:
+    is_sane = len(told.digest) <= MAX_TEXT and 0 <= told.at_step <= MAX_STEPS
+    if state.learners[event.learner].role is not Role.LEARNER or not is_sane:
         return state, []
     fragment = state.fragments[told.fragment]
     record = state.learners[event.learner]
@@ -220,7 +219,8 @@ def contribute(
     fragment = replace(fragment, round=round_, arrived=(*fragment.arrived, event.meta))
     state = state.with_learner(record).with_fragment(key.fragment, fragment)
     state = _note_quorum(state, key.fragment, now_s)
-    state = replace(state, tokens_pushed=state.tokens_pushed + event.meta.tokens)
+    pushed = min(LARGEST_SUM, state.tokens_pushed + event.meta.tokens)
+    state = replace(state, tokens_pushed=pushed)
     return state, Receipt(key, late=is_late), []
 
 

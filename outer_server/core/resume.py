@@ -7,6 +7,9 @@ from dataclasses import replace
 from fragments.records import Phase
 from outer_server.core.state import Base, FragmentState, LearnerRecord, RunState
 
+TOKEN_BITS = 32
+"""A generation grants fewer leases than 2 to this power."""
+
 
 def resume(state: RunState, generation: int, epoch: int) -> RunState:
     """`state` as loaded, made ready to go on under a new server generation.
@@ -19,7 +22,10 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
     every base, and every contribution to one, is void, and what was trained since
     counts neither for the run nor for its budget.
     """
-    state = replace(state, generation=generation, due=(), closing_until_s=0.0, stepped_at_s=None)
+    # Tokens only rise, also over joins that the snapshot does not know of.
+    token = max(state.next_token, generation << TOKEN_BITS)
+    state = replace(state, generation=generation, next_token=token, due=())
+    state = replace(state, closing_until_s=0.0, stepped_at_s=None)
     if state.phase is not Phase.FINISHED:
         reason = "the server was restarted"
         state = replace(state, phase=Phase.WAITING, phase_reason=reason)

@@ -16,6 +16,7 @@ from outer_server.core.events import (
     Send,
     StartMerge,
 )
+from outer_server.core.receive import LARGEST_SUM
 from outer_server.core.state import (
     ContributionMeta,
     LearnerRecord,
@@ -198,7 +199,7 @@ def merged(state: RunState, event: Merged) -> tuple[RunState, list[Effect]]:
     return replace(
         state,
         rounds_merged=state.rounds_merged + 1,
-        tokens_merged=state.tokens_merged + tokens,
+        tokens_merged=min(LARGEST_SUM, state.tokens_merged + tokens),
     ), effects
 
 

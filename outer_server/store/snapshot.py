@@ -37,6 +37,17 @@ from outer_server.core.step import FragmentParameters, outer_optimizer
 from outer_server.store.files import sync_directory, sync_file, write_atomically
 
 FORMAT = 1
+DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    SafetensorError,
+    PayloadError,
+)
+"""What reading a damaged snapshot may raise."""
+
 KEPT = 3
 """Snapshots kept; older ones are removed once a newer one is in place."""
 
@@ -60,15 +71,22 @@ def save(directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
     """Write `snapshot` under the next number; return its directory.
 
     Old ones are removed only when it is in place and its state can be read back.
+    Raises RunDirectoryError, and leaves the old ones, when it cannot be written.
     """
     number = max([int(path.name) for path in numbered(directory)], default=-1) + 1
     target = directory / f"{number:06d}"
     draft = directory / f".{number:06d}.new"
     shutil.rmtree(draft, ignore_errors=True)
-    (draft / "contributions").mkdir(parents=True)
-    _write(draft, layout, snapshot)
-    draft.rename(target)
-    sync_directory(directory)
+    try:
+        (draft / "contributions").mkdir(parents=True)
+        _write(draft, layout, snapshot)
+        draft.rename(target)
+        sync_directory(directory)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise RunDirectoryError(
+            f"no snapshot can be written to {directory}: {error}; make room on the disk"
+        ) from error
     for old in numbered(directory)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -84,7 +102,7 @@ def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> tuple[Snapsho
     for path in reversed(numbered(directory)):
         try:
             return _read(path, spec, layout), not reasons
-        except (OSError, ValueError, KeyError, SafetensorError, PayloadError) as error:
+        except DAMAGE as error:
             reasons.append(f"{path.name}: {error}")
             _log.warning("snapshot_damaged", snapshot=path.name, reason=str(error))
     raise RunDirectoryError(f"{directory} has no usable snapshot: {'; '.join(reasons) or 'empty'}")

@@ -14,6 +14,7 @@ from fragments.errors import SettingsError
 from fragments.records import Update
 from services import translate
 from services.outer.checks import RunIdentity, check_deadline
+from services.outer.patience import Patience
 from services.outer.port import OuterPort
 from services.settings import ServerSettings
 
@@ -29,6 +30,7 @@ class PullServicer(pull_pb2_grpc.PullServiceServicer):
         self._outer = outer
         self._run = RunIdentity.of(outer)
         self._chunk_bytes = settings.chunk_bytes
+        self._idle_s = settings.idle_s
 
     def Pull(
         self, request: pull_pb2.PullRequest, context: grpc.ServicerContext
@@ -40,9 +42,11 @@ class PullServicer(pull_pb2_grpc.PullServiceServicer):
         have = translate.version_from_wire(request.have) if request.HasField("have") else None
         updates = self._outer.updates(lease, request.fragment, have)
         self._outer.count_bytes(lease.learner, request.ByteSize(), 0)
-        for message in self._messages(updates, request):
-            self._outer.count_bytes(lease.learner, 0, message.ByteSize())
-            yield message
+        with Patience(context, self._idle_s) as patience:
+            for message in self._messages(updates, request):
+                self._outer.count_bytes(lease.learner, 0, message.ByteSize())
+                yield message
+                patience.touch()
 
     def _messages(
         self, updates: tuple[Update, ...], request: pull_pb2.PullRequest

@@ -17,8 +17,17 @@ from fragments.records import ContributionKey, Lease, Receipt, Refusal, RefusalC
 from services import translate
 from services.outer.checks import RunIdentity, check_deadline
 from services.outer.partials import PartialUploads, UploadId
+from services.outer.patience import Patience
 from services.outer.port import OuterPort
 from services.settings import ServerSettings
+
+
+def _touching(
+    requests: Iterator[push_pb2.PushRequest], patience: Patience
+) -> Iterator[push_pb2.PushRequest]:
+    for request in requests:
+        patience.touch()
+        yield request
 
 
 class PushServicer(push_pb2_grpc.PushServiceServicer):
@@ -32,6 +41,7 @@ class PushServicer(push_pb2_grpc.PushServiceServicer):
     def __init__(self, outer: OuterPort, settings: ServerSettings) -> None:
         self._outer = outer
         self._run = RunIdentity.of(outer)
+        self._idle_s = settings.idle_s
         self._partials = PartialUploads(
             settings.partial_bytes, settings.partial_age_s, time.monotonic
         )
@@ -41,6 +51,10 @@ class PushServicer(push_pb2_grpc.PushServiceServicer):
     ) -> push_pb2.PushResponse:
         """Receives one contribution and hands it on; answered when it is durable."""
         check_deadline(context)
+        with Patience(context, self._idle_s) as patience:
+            return self._push(_touching(request_iterator, patience))
+
+    def _push(self, request_iterator: Iterator[push_pb2.PushRequest]) -> push_pb2.PushResponse:
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("message") != "header":
             raise PayloadError("a push begins with its header")

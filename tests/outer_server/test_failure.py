@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from fragments.errors import BusyError
-from fragments.records import Hello, Role
+from fragments.errors import BusyError, RunDirectoryError
+from fragments.records import (
+    Adopted,
+    Decline,
+    DeclineReason,
+    Hello,
+    Phase,
+    Progress,
+    Report,
+    Role,
+    ServerNote,
+    Version,
+)
 from outer_server import engine
 from outer_server.server import OuterServer
+from outer_server.store import snapshot
 from outer_server.store.rundir import create_run
 from outer_server.store.snapshot import numbered
 from tests.support.tiny import tiny_birth, tiny_spec
@@ -34,3 +49,47 @@ def test_a_fault_ends_the_serving_and_nothing_is_written(
     monkeypatch.undo()
     with OuterServer(tmp_path / "run") as server:
         assert server.status().epoch == 2
+
+
+def test_finished_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
+    spec = tiny_spec(budget_tokens=16)
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    heard: list[Phase] = []
+    on_disk: list[int] = []
+    over = threading.Event()
+
+    def sink(note: ServerNote) -> None:
+        if isinstance(note, Progress) and note.phase is Phase.FINISHED:
+            on_disk.append(len(numbered(tmp_path / "run" / "snapshots")))
+            heard.append(note.phase)
+            over.set()
+
+    with OuterServer(tmp_path / "run") as server:
+        hello = Hello(1, "tiny", server.describe().layout_digest, "a", Role.LEARNER, "1")
+        lease = server.join(hello).lease
+        server.attach(lease, sink)
+        for p, fragment in enumerate(server.status().fragments):
+            server.adopted(lease, Adopted(p, Version(1, 0), fragment.digest, 0))
+        server.report(lease, Report(1, 16, 1))
+        for p in range(2):
+            decline = Decline(p, Version(1, 0), DeclineReason.NOT_FINITE)
+            server.decline(lease, decline)
+        assert over.wait(20)
+        # What a crash at this very moment would find.
+        shutil.copytree(tmp_path / "run", tmp_path / "crashed")
+    assert on_disk[0] == 2
+    with OuterServer(tmp_path / "crashed") as server:
+        assert server.status().phase is Phase.FINISHED
+
+
+def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    spec = tiny_spec()
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    with pytest.raises(RunDirectoryError, match="make room"), OuterServer(tmp_path / "run"):
+        monkeypatch.setattr(snapshot, "save_file", full)
+    assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["000000"]

@@ -274,10 +274,13 @@ def test_mismatches_are_refused_with_a_sentence() -> None:
         {"run_id": "other"},
         {"layout_digest": "other"},
         {"generation_seen": 5},
+        {"run_id": "x" * 4_000_000},
+        {"cursor": 2**64 - 1},
     ):
         refusal = run.join("a", **hello)
         assert isinstance(refusal, Refusal)
         assert refusal.code is RefusalCode.MISMATCH
+        assert len(refusal.reason) < 300
     assert run.state.learners == {}
 
 
@@ -437,6 +440,44 @@ def test_what_a_rollback_lost_counts_for_nothing() -> None:
     run.join("a", incarnation="2")
     run.step("a", 1)
     assert run.state.tokens_trained == 160 + 16
+
+
+def test_a_newcomer_to_a_full_run_takes_the_place_of_a_name_that_is_gone() -> None:
+    run = Run(max_learners=2)
+    run.trained("a", "b")
+    run.step("b", 7)
+    refusal = run.join("c")
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is RefusalCode.FULL
+    shard = run.state.learners["b"].shard_index
+    run.tell(Leave("b", run.token("b"), "gone"))
+    welcome = run.join("c")
+    assert isinstance(welcome, Welcome)
+    assert (welcome.shard_index, welcome.cursor) == (shard, 7)
+    assert set(run.state.learners) == {"a", "c"}
+
+
+def test_a_place_is_not_taken_while_something_of_its_name_waits_to_be_merged() -> None:
+    run = Run(max_learners=2, quorum=2)
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.step("b", 2)
+    run.contribute("b", 1, base=0, asked=0)
+    run.tell(Leave("b", run.token("b"), "gone"))
+    # With b gone the round closes on its answer once a has answered; before that it waits.
+    assert isinstance(run.join("c"), Refusal)
+
+
+def test_fencing_tokens_rise_over_a_rollback() -> None:
+    run = Run()
+    run.join("a")
+    snapshot = run.state
+    run.join("a", incarnation="2")
+    forgotten = run.token("a")
+    run.state = resume(snapshot, generation=2, epoch=2)
+    run.join("a", incarnation="3")
+    assert run.token("a") > forgotten
 
 
 class AnyOrder(RuleBasedStateMachine):
