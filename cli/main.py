@@ -67,6 +67,9 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(f"diloco {_version()}")
         return OK
+    if len(words) == 2 and words[1] in ("-h", "--help") and _family(words[0]):
+        print(_overview_of(words[0]))
+        return OK
     name, rest = _split_verb(words)
     verb = load_verb(name)
     try:
@@ -86,13 +89,26 @@ def _split_verb(words: list[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:count])
         if len(words) >= count and name in NAMES:
             return name, words[count:]
-    family = [name for name in NAMES if name.startswith(words[0] + " ")]
-    if family and (len(words) == 1 or words[1] in ("-h", "--help")):
+    family = _family(words[0])
+    if family and len(words) == 1:
         raise SettingsError(f"diloco {words[0]} needs one more word: " + ", ".join(family))
     wanted = " ".join(words[:2]) if family else words[0]
     raise SettingsError(
         f"there is no `diloco {wanted}`{did_you_mean(wanted, NAMES)} (see diloco --help)"
     )
+
+
+def _family(word: str) -> list[str]:
+    """The verbs of two words that begin with `word`."""
+    return [name for name in NAMES if name.startswith(word + " ")]
+
+
+def _overview_of(word: str) -> str:
+    verbs = [load_verb(name) for name in _family(word)]
+    width = max(len(verb.name) for verb in verbs)
+    lines = [f"  {verb.name:<{width}}  {verb.summary}" for verb in verbs]
+    last = f"`diloco {word} VERB --help` tells all about one."
+    return "\n".join([f"usage: diloco {word} VERB [settings]", "", *lines, "", last])
 
 
 def _overview() -> str:

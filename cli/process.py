@@ -23,8 +23,10 @@ class MemberSettings(ProcessSettings):
     address: str = Field(default="127.0.0.1:7700", description="HOST:PORT of the outer server")
     data: str | None = Field(
         default=None,
-        description="text or JSONL files of this process's own, a path or a glob; without it, the"
-        " source of Python's standard library",
+        min_length=1,
+        description="text or JSONL files here, the same as everywhere else in the run: a file, a"
+        " directory with all below it, or a glob; without it, the source of Python's standard"
+        " library",
     )
     other_data: bool = Field(
         default=False,

@@ -183,6 +183,8 @@ class RunSpec(_Settings):
             raise ValueError("sync_interval: stages must begin at share 0 and rise")
         if self.min_learners > self.max_learners:
             raise ValueError("min_learners is above max_learners")
+        if self.quorum > self.max_learners:
+            raise ValueError("quorum is above max_learners: no round could ever close")
         if self.spec_version > RUN_SPEC_VERSION:
             raise ValueError(
                 f"this run was written by a newer version (spec {self.spec_version}, "

@@ -70,7 +70,6 @@ def _import(name: str) -> ModuleType:
 
 def _find(name: str, module: ModuleType) -> Callable[[dict[str, Any], str | None, int], Any]:
     module_name, _, function_name = name.partition(":")
-    found: Callable[[dict[str, Any], str | None, int], Any] | None
     found = getattr(module, function_name, None)
     if not callable(found):
         others = [each for each, value in vars(module).items() if callable(value)]
@@ -78,17 +77,18 @@ def _find(name: str, module: ModuleType) -> Callable[[dict[str, Any], str | None
             f"program.factory {name}: {module_name} has no {function_name}()"
             f"{did_you_mean(function_name, others)}; it must be {EXPECTED}"
         )
+    factory: Callable[[dict[str, Any], str | None, int], Any] = found
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(factory)
     except ValueError:  # compiled code may not tell; the call will
-        return found
+        return factory
     try:
         signature.bind({}, None, 0)
     except TypeError as error:
         raise SettingsError(
             f"program.factory {name} is {function_name}{signature}; it must be {EXPECTED}"
         ) from error
-    return found
+    return factory
 
 
 def _checked(name: str, program: Any) -> Program:

@@ -28,8 +28,9 @@ class InitSettings(VerbSettings, RunSpec):
     )
     data: str | None = Field(
         default=None,
-        description="text or JSONL files to train on, a path or a glob; without it, the source of"
-        " Python's standard library",
+        min_length=1,
+        description="text or JSONL files to train on: a file, a directory with all below it, or a"
+        " glob; without it, the source of Python's standard library",
     )
 
 

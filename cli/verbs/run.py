@@ -30,8 +30,9 @@ class RunSettings(VerbSettings, RunSpec):
     )
     data: str | None = Field(
         default=None,
-        description="text or JSONL files to train on, a path or a glob; without it, the source of"
-        " Python's standard library",
+        min_length=1,
+        description="text or JSONL files to train on: a file, a directory with all below it, or a"
+        " glob; without it, the source of Python's standard library",
     )
     learners: Annotated[int, Field(ge=1, le=16)] = Field(
         default=3, description="number of learners"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,7 @@ from cli.keys import Positional
 from cli.process import ProcessSettings
 from cli.stop import stop_on_signal
 from cli.verb import Verb
-from fragments.errors import DilocoError
+from fragments.errors import DilocoError, RunDirectoryError, SettingsError
 from services.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -46,7 +48,12 @@ def run(settings: ServeSettings) -> None:
     from harness.environment import use_server_arithmetic
     from services.security import check_bind
 
-    check_bind(settings.address, settings.insecure)
+    host, port = check_bind(settings.address, settings.insecure)
+    _check_directory(settings.run_dir)
+    # Before the run is loaded, which takes seconds, and in words that name the setting. Who takes
+    # a port between this look and the real binding is found out there.
+    _check_free(host, port, f"--address {settings.address}")
+    _check_free(host, settings.bulk_port, f"--bulk-port {settings.bulk_port}")
     use_server_arithmetic(os.environ)
     with stop_on_signal(exit_with_parent=settings.exit_with_parent, within_s=STOP_WITHIN_S) as stop:
         from outer_server.server import OuterServer
@@ -67,6 +74,37 @@ def run(settings: ServeSettings) -> None:
                 (settings.run_dir / ADDRESS_FILE).unlink(missing_ok=True)
                 services.stop()
     print(f"stopped; the state is in {settings.run_dir}")
+
+
+def _check_directory(run_dir: Path) -> None:
+    """Raises RunDirectoryError, with the right path, for the directory above a run."""
+    inner = run_dir / "run"
+    if (inner / "run.json").is_file() and not (run_dir / "run.json").exists():
+        raise RunDirectoryError(
+            f"{run_dir} is not a run directory, but {inner} is: diloco serve {inner}"
+        )
+
+
+def _check_free(host: str, port: int, setting: str) -> None:
+    """Raises SettingsError, naming `setting`, when nobody can listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As gRPC does: a connection that has just ended keeps nobody from listening.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            flag = setting.partition(" ")[0]
+            if error.errno == errno.EADDRINUSE:
+                place = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+                raise SettingsError(
+                    f"{setting}: {place} is in use: stop what listens there, or choose another"
+                    f" port with {flag} (0 takes any free one)"
+                ) from error
+            raise SettingsError(
+                f"{setting}: cannot listen there: {error.strerror or error}"
+            ) from error
 
 
 def _announce(run_dir: Path, services: OuterServices, run_id: str) -> None:

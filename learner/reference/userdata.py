@@ -33,9 +33,19 @@ def user_corpus(data: str) -> Corpus:
         DataError: nothing matches; a file is unreadable or not UTF-8 (names file and byte
             offset); a JSON line has no text (names file and line); too little text to split.
     """
+    if not data:
+        raise DataError("--data is empty: name a file, a directory or a glob")
     paths = _matches(data)
     root = Path(os.path.commonpath([path.parent for path in paths]))
-    documents = [document for path in paths for document in _documents(path, root)]
+    try:
+        documents = [document for path in paths for document in _documents(path, root)]
+    except DataError as error:
+        if not Path(data).is_dir():
+            raise
+        raise DataError(
+            f"{error} (--data {data} is a directory, so all files below it are read: a glob such"
+            f" as '{data.rstrip('/')}/**/*.txt' takes some of them)"
+        ) from error
     if len(documents) < _FEW_DOCUMENTS:
         documents = _cut(documents)
     return build_corpus("user-text", documents)
@@ -50,6 +60,10 @@ def _matches(data: str) -> list[Path]:
     else:
         paths = [Path(name) for name in glob.glob(data, recursive=True)]
     files = sorted(path.absolute() for path in paths if path.is_file())
+    if not files and Path(data).is_dir():
+        raise DataError(
+            f"no file matches --data {data!r}: it is a directory without any file that is not hidden"
+        )
     if not files:
         raise DataError(f"no file matches --data {data!r}; quote a glob so that it arrives whole")
     return files

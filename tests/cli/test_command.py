@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ def test_no_words_print_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "sentence"),
     [
         (["sevre"], "there is no `diloco sevre`: did you mean serve?"),
+        (["run", "--out", "o", "--data", ""], "--data"),
+        (["serve", "o", "--weight"], "diloco serve has no flag --weight\n"),
+        (["init", "o", "--quorum", "3", "--max-learners", "2"], "quorum is above max_learners"),
         (["bench"], "diloco bench needs one more word: bench pace"),
         (["bench", "space"], "there is no `diloco bench space`: did you mean bench pace?"),
         (["learn", "--nome", "x"], "diloco learn has no flag --nome: did you mean --name?"),
@@ -49,6 +53,36 @@ def test_usage_errors_are_one_sentence_and_code_2(
     assert main(words) == exits.USAGE
     error = capsys.readouterr().err
     assert sentence in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["bench", "study"])
+def test_help_of_a_family_lists_its_verbs(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word, "--help"]) == exits.OK
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text for name in NAMES if name.startswith(word + " "))
+
+
+def test_the_directory_above_a_run_is_told_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_run(tmp_path / "run", tiny_spec(), *tiny_birth(tiny_spec()))
+    assert main(["serve", str(tmp_path)]) == exits.RUN_DIRECTORY
+    assert f"but {tmp_path / 'run'} is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--address", "--bulk-port"])
+def test_a_port_in_use_names_its_flag(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = {"--address": "127.0.0.1:0", "--bulk-port": "0"}
+        given[flag] = f"127.0.0.1:{port}" if flag == "--address" else str(port)
+        words = [word for pair in given.items() for word in pair]
+        assert main(["serve", str(tmp_path / "none"), *words]) == exits.USAGE
+    error = capsys.readouterr().err
+    assert error.startswith(f"diloco: {flag} {given[flag]}: 127.0.0.1:{port} is in use")
     assert error.count("\n") == 1
 
 

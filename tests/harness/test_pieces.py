@@ -122,3 +122,9 @@ def test_the_nearest_word() -> None:
     assert nearest("outer.lerning_rate", words) == "outer.learning_rate"
     assert nearest("learning-rate", words) == "outer.learning_rate"
     assert nearest("xyzzy", words) is None
+    # What all have in common makes nothing near.
+    flags = ["--address", "--data", "--name"]
+    assert nearest("--nome", flags) == "--name"
+    assert nearest("--date", flags) == "--data"
+    assert nearest("--rate", flags) is None
+    assert nearest("DILOCO_OUT", ["DILOCO_CONFIG", "DILOCO_NAME"]) is None
