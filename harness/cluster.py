@@ -19,6 +19,7 @@ from harness.warm import request, use_cache
 TICK_S = 0.1
 START_LIMIT_S = 60.0
 COMPILER = "compiler"
+INIT = "init"
 
 
 class StoppedError(Exception):
@@ -40,6 +41,8 @@ class Cluster:
     processes: Supervisor
     max_restarts: int = 0
     address: str = ""
+    at_tick: Callable[[], None] = lambda: None
+    """Called at every tick of every wait."""
     _environ: dict[str, str] = field(default_factory=child_environment)
     _cached: dict[str, str] = field(default_factory=child_environment)
 
@@ -65,10 +68,10 @@ class Cluster:
         given = self.spec.model_dump(mode="json", exclude_unset=True)
         settings.write_text(to_toml({"init": given}), encoding="utf-8")
         words = ("init", str(self.run_dir), "--config", str(settings))
-        self._start("init", *words, *self._data_flags())
-        self.until(lambda: self.processes.settled("init"), START_LIMIT_S, "init")
-        if self.processes.exit_code("init") != 0:
-            self.processes.require_alive("init")
+        self._start(INIT, *words, *self._data_flags())
+        self.until(lambda: self.processes.settled(INIT), START_LIMIT_S, INIT)
+        if self.processes.exit_code(INIT) != 0:
+            self.processes.require_alive(INIT)
 
     def start_compiling(self) -> None:
         """Begins to compile what learners and evaluator need; `serve` waits for it."""
@@ -121,7 +124,6 @@ class Cluster:
         is_over: Callable[[], bool],
         limit_s: float,
         what: str,
-        at_tick: Callable[[], None] = lambda: None,
     ) -> None:
         """Watches the processes until `is_over()`, asked ten times a second.
 
@@ -133,7 +135,7 @@ class Cluster:
         while True:
             self.processes.poll()
             over = is_over()
-            at_tick()
+            self.at_tick()
             if over:
                 return
             if self.processes.now_s > deadline_s:

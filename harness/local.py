@@ -50,8 +50,9 @@ class LocalRun:
         plan = self.plan
         with Supervisor() as processes:
             cluster = Cluster(
-                plan.out, plan.spec, plan.data, self.stop, processes, plan.max_restarts
-            )
+                plan.out, plan.spec, plan.data, self.stop, processes, plan.max_restarts,
+                at_tick=lambda: self.show(self._status, self.recorder, processes),
+            )  # fmt: skip
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
@@ -77,10 +78,7 @@ class LocalRun:
                 self._require_a_learner(processes)
             return self._finished()
 
-        def at_tick() -> None:
-            self.show(self._status, self.recorder, processes)
-
-        cluster.until(is_over, self.plan.wall_limit_s, "the run", at_tick)
+        cluster.until(is_over, self.plan.wall_limit_s, "the run")
 
     def _settle(self, cluster: Cluster, watcher: StatusWatcher) -> None:
         """Until all but the server have ended, and one more look after that."""
@@ -96,10 +94,7 @@ class LocalRun:
             all_ended = all(processes.settled(name) for name in names)
             return False
 
-        def at_tick() -> None:
-            self.show(self._status, self.recorder, processes)
-
-        cluster.until(is_over, _SETTLE_LIMIT_S, "the learners' end", at_tick)
+        cluster.until(is_over, _SETTLE_LIMIT_S, "the learners' end")
 
     def _look(
         self, processes: Supervisor, watcher: StatusWatcher, drill: Drill

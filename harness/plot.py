@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.recorder import Sample, begin_s
 from harness.summary import Summary
@@ -133,7 +133,8 @@ def _draw_learners(axes: Axes, summary: Summary, samples: Sequence[Sample]) -> N
         "merged tokens (million)",
     )
     start_s = begin_s(samples)
-    ends: list[tuple[float, str, str]] = []
+    fastest_s = min((one.pace_s for one in summary.learners), default=0.0)
+    ends: list[tuple[float, str, str, Any]] = []
     for index, learner in enumerate(summary.learners):
         colour = _LEARNERS[index % len(_LEARNERS)]
         points = [(s.at_s - start_s, s.learners[learner.name].tokens_merged / 1e6)
@@ -141,10 +142,13 @@ def _draw_learners(axes: Axes, summary: Summary, samples: Sequence[Sample]) -> N
         if not points:
             continue
         seconds, merged_M = zip(*points, strict=True)
-        axes.step(seconds, merged_M, where="post", color=colour, linewidth=2.0)
+        slow = learner.pace_s > fastest_s
+        style: Any = (0, (4, 2)) if slow else "solid"
+        axes.step(seconds, merged_M, where="post", color=colour, linewidth=2.0, linestyle=style)
         pace = f", {learner.pace_s:g} s a step" if learner.pace_s else ""
+        pace += " (slow by design)" if slow else ""
         text = f"{learner.name}  {learner.steps} steps{pace}"
-        ends.append((merged_M[-1], text, colour))
+        ends.append((merged_M[-1], text, colour, style))
         _mark_events(axes, summary, learner.name, start_s, points, colour)
     _label_ends(axes, ends)
     if samples:
@@ -153,21 +157,21 @@ def _draw_learners(axes: Axes, summary: Summary, samples: Sequence[Sample]) -> N
     axes.set_ylim(0, None)
 
 
-def _label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
+def _label_ends(axes: Axes, ends: list[tuple[float, str, str, Any]]) -> None:
     """A legend in the order of the curves' ends, so that the eye finds each at once."""
     from matplotlib.lines import Line2D
 
-    ends.sort(reverse=True)
-    handles = [Line2D([], [], color=colour, linewidth=2.4) for _, _, colour in ends]
+    ends.sort(key=lambda end: end[0], reverse=True)
+    handles = [Line2D([], [], color=c, linewidth=2.4, linestyle=style) for _, _, c, style in ends]
     if handles:
         axes.legend(
             handles,
-            [text for _, text, _ in ends],
+            [text for _, text, _, _ in ends],
             loc="upper left",
             frameon=False,
             fontsize=9,
             labelcolor=_INK,
-            handlelength=1.4,
+            handlelength=1.8,
         )
 
 

@@ -165,9 +165,9 @@ class Supervisor:
         """Raises DilocoError, with the child's own last words, if it has ended for good."""
         if self.settled(name):
             child = self._children[name]
-            raise DilocoError(
-                f"{name} ended with exit code {child.exit_code}: {last_words(child.command.log)}"
-            )
+            log = child.command.log
+            words = last_words(log) or f"its log is {log}"
+            raise DilocoError(f"{name} ended with exit code {child.exit_code}: {words}")
 
     def stop(self, names: Iterable[str], grace_s: float = STOP_GRACE_S) -> None:
         """SIGTERM to the named children, SIGKILL to those that still run `grace_s` later."""
@@ -244,11 +244,15 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that is not empty, at most 300 characters of it."""
+    """The last line of a log, at most 300 characters of it; nothing where it is no sentence.
+
+    A process that ends for a reason says it in a plain line; a structured event that happens to
+    be the last one is not why it died.
+    """
     try:
         with log.open("rb") as lines:
             tail = deque((line for line in lines if line.strip()), maxlen=1)
     except OSError:
-        return "no log"
-    text = tail[0].decode(errors="replace").strip() if tail else "nothing in its log"
-    return text[:300]
+        return ""
+    text = tail[0].decode(errors="replace").strip() if tail else ""
+    return "" if text.startswith("{") else text[:300]

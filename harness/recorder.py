@@ -38,6 +38,8 @@ class Recorder:
 
     samples: list[Sample] = field(default_factory=list)
     last: RunStatus | None = None
+    server_began_s: float = 0.0
+    """Start of the server on the watcher's clock: what times in its status count from."""
     _evaluations: dict[tuple[str, float, int], EvaluationStatus] = field(default_factory=dict)
 
     def record(self, status: RunStatus, at_s: float) -> list[LearnerStatus]:
@@ -46,6 +48,9 @@ class Recorder:
         for evaluation in status.evaluations:
             key = (evaluation.evaluator, evaluation.at_s, evaluation.global_step)
             self._evaluations[key] = evaluation
+        # What is late is the answer, never the question: the least difference is nearest.
+        began_s = at_s - status.uptime_s
+        self.server_began_s = began_s if self.last is None else min(self.server_began_s, began_s)
         self.samples.append(
             Sample(
                 at_s,

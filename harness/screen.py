@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fragments.records import RunStatus
+from harness.cluster import COMPILER, INIT
 from harness.processes import Event, EventKind, Supervisor
 from harness.recorder import Recorder
 from harness.terminal import console, live, say
@@ -38,6 +39,7 @@ class Screen:
         self._next_line_s = 0.0
         self._events_told = 0
         self._pids_told = False
+        self._stage_told = ""
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -67,7 +69,8 @@ class Screen:
 
     def _draw(self, status: RunStatus | None, recorder: Recorder, processes: Supervisor) -> None:
         if status is None:
-            self._live.update(Text(f"starting … {processes.now_s:.0f} s", "dim"))
+            stage = f"starting: {_stage(processes)} … {processes.now_s:.0f} s"
+            self._live.update(Text(stage, "dim"))
             return
         notable = [event for event in processes.events if event.kind in _WORTH_A_LINE]
         losses = [one.loss for one in recorder.evaluations]
@@ -78,11 +81,25 @@ class Screen:
             if event.kind in _WORTH_A_LINE:
                 say(_event_line(event))
         self._events_told = len(processes.events)
+        if status is None and (stage := _stage(processes)) != self._stage_told:
+            self._stage_told = stage
+            say(f"starting: {stage} …")
         if status is not None and processes.now_s >= self._next_line_s:
             self._next_line_s = processes.now_s + LINE_EVERY_S
             say(status_line(status))
 
 
+def _stage(processes: Supervisor) -> str:
+    """What a run that has no status yet is at."""
+    running = processes.pids()
+    if INIT in running:
+        return "making the run"
+    if COMPILER in running:
+        return "compiling what learners and evaluator need"
+    return "waiting for the server"
+
+
 def _event_line(event: Event) -> str:
     code = f", exit code {event.exit_code}" if event.exit_code is not None else ""
-    return f"  {event.name} {event.kind.value.replace('_', ' ')}{code}: {event.detail}"
+    detail = f": {event.detail}" if event.detail else ""
+    return f"  {event.name} {event.kind.value.replace('_', ' ')}{code}{detail}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 from fragments.errors import DilocoError
@@ -28,6 +29,7 @@ def run_and_report(plan: LocalPlan, stop: threading.Event) -> Summary:
         StoppedError: when `stop` was set before the end.
         DilocoError: when the run could not be finished, or a vital verdict is against it.
     """
+    began_s = time.monotonic()
     with Screen() as screen:
         run = LocalRun(plan, stop, screen.show)
         summary = run.run()
@@ -41,6 +43,7 @@ def run_and_report(plan: LocalPlan, stop: threading.Event) -> Summary:
                 "loss_alone": found.alone,
                 "alone_tokens": found.alone_tokens,
                 "alone_wall_s": found.alone_wall_s,
+                "total_s": round(time.monotonic() - began_s, 3),
             }
         )
         summary.write(summary_path(plan.out))

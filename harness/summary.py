@@ -44,7 +44,7 @@ class LearnerSummary(_Record):
 class EventSummary(_Record):
     """One thing that happened to a process."""
 
-    at_s: float
+    at_s: float = Field(description="seconds since the run command began")
     name: str
     kind: str
     exit_code: int | None
@@ -57,7 +57,7 @@ class LossPoint(_Record):
     tokens: int
     global_step: int
     loss: float
-    at_s: float
+    at_s: float = Field(description="seconds since the run command began, as of events")
 
 
 class Summary(_Record):
@@ -86,7 +86,7 @@ class Summary(_Record):
     bytes_up: int
     bytes_down: int
     wall_s: float = Field(description="of the run itself: first step to finished")
-    total_s: float = Field(description="with the processes' start and end")
+    total_s: float = Field(description="with the processes' start and end, and the baselines")
     weights_digest: str
     digests_equal: bool
     restarts: int
@@ -180,7 +180,7 @@ def summarize(recorder: Recorder, circumstances: Circumstances) -> Summary:
                 tokens=one.tokens_trained,
                 global_step=one.global_step,
                 loss=one.loss,
-                at_s=round(one.at_s, 3),
+                at_s=round(recorder.server_began_s + one.at_s, 3),
             )
             for one in evaluations
         ),

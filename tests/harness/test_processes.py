@@ -86,6 +86,17 @@ def test_restarts_are_bounded_and_the_last_words_are_told(tmp_path: Path) -> Non
             processes.require_alive("c")
 
 
+def test_a_structured_log_line_is_no_reason_of_a_death(tmp_path: Path) -> None:
+    dies = "import sys; print('sentence'); print('{\"event\": \"state\"}'); sys.exit(1)"
+    with Supervisor(restart_delay_s=0.01) as processes:
+        processes.start(child(tmp_path, dies))
+        until(processes, lambda: processes.settled("c"))
+        (death,) = [one for one in processes.events if one.kind is EventKind.DIED]
+        assert death.detail == ""
+        with pytest.raises(DilocoError, match=r"c ended with exit code 1: its log is .*\.log"):
+            processes.require_alive("c")
+
+
 def test_a_refused_or_mistyped_child_is_not_tried_again(tmp_path: Path) -> None:
     with Supervisor(restart_delay_s=0.01) as processes:
         processes.start(child(tmp_path, "import sys; sys.exit(2)", max_restarts=5))

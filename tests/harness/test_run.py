@@ -56,6 +56,10 @@ def test_a_run_survives_a_kill_and_ends_by_itself_with_equal_weights(tmp_path: P
     assert by_name["us-east"].restarts == summary.restarts == 1
     assert by_name["eu-west"].joins == 1
     assert by_name["asia-slow"].steps < 0.5 * by_name["eu-west"].steps
+    # Baselines come after the last event, and evaluations are told on the events' clock.
+    assert summary.total_s > max(one.at_s for one in summary.events)
+    began_s = min(one.at_s for one in summary.events if one.name == "eu-west")
+    assert all(began_s < one.at_s < summary.total_s for one in summary.evaluations)
     happened = [(one.name, one.kind) for one in summary.events]
     for event in ("killed", "died", "restarted", "rejoined"):
         assert ("us-east", event) in happened
@@ -75,8 +79,11 @@ def test_a_run_stops_within_five_seconds_and_leaves_no_process(tmp_path: Path) -
         text=True,
     )
     assert process.stdout is not None
-    first = process.stdout.readline()
-    assert first.startswith("process ids: server "), process.communicate()[1]
+    assert process.stdout.readline() == "starting: making the run …\n"
+    for line in process.stdout:
+        if not line.startswith("starting: "):
+            break
+    assert line.startswith("process ids: server "), process.communicate()[1]
     place = json.loads((tmp_path / "out" / "run" / "address.json").read_text())
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=5)
