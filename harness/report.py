@@ -75,15 +75,15 @@ def _learners(summary: Summary) -> RenderableType:
     )
     table.add_column("learner", no_wrap=True)
     for heading in (
-        *("pace", "steps", "tokens", "merged", "tokens in", "late"),
-        *("waits", "joins", "digest"),
+        *("s per\nstep", "steps", "tokens", "rounds\nmerged", "tokens\nmerged", "late"),
+        *("time\nwaited", "joins", "digest"),
     ):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
     for one in summary.learners:
         same = one.digest == summary.weights_digest
         table.add_row(
             Text(one.name, "bold"),
-            f"{one.pace_s:g}" if one.pace_s else "-",
+            f"{one.pace_s or one.step_s:.2f}",
             f"{one.steps}",
             count_text(one.tokens),
             f"{one.contributions_merged}",

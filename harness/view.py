@@ -73,7 +73,7 @@ def status_view(
         Group(*parts),
         title=title,
         title_align="left",
-        subtitle=Text(status.phase_reason, "dim") if status.phase_reason else None,
+        subtitle=Text(_subtitle(status), "dim"),
         subtitle_align="left",
         box=box.ROUNDED,
         padding=(0, 1),
@@ -94,6 +94,21 @@ def status_line(status: RunStatus) -> str:
         + f", {status.rounds_merged} rounds, up {bytes_text(status.bytes_up)},"
         f" down {bytes_text(status.bytes_down)} | {learners or 'no learner yet'}"
     )
+
+
+def _subtitle(status: RunStatus) -> str:
+    """Who is there now, and why the run is where it is.
+
+    The server's reason counts the learners of the moment when the phase began; here are today's.
+    """
+    here = (LearnerState.JOINED, LearnerState.TRAINING)
+    live = sum(learner.state in here for learner in status.learners)
+    count = f"{live} live learner{'' if live == 1 else 's'}"
+    if status.phase is Phase.WAITING:
+        return f"{count}: waiting for more"
+    if status.phase is Phase.TRAINING or not status.phase_reason:
+        return count
+    return f"{count} · {status.phase_reason}"
 
 
 def _progress(status: RunStatus) -> RenderableType:
@@ -144,7 +159,7 @@ def _facts(status: RunStatus, losses: Sequence[float]) -> RenderableType:
 def _learners(learners: Sequence[LearnerStatus]) -> RenderableType:
     if not learners:
         return Text("no learner has joined yet", "yellow")
-    # Made to fit 80 columns: `lag` is in versions, `step` in seconds.
+    # Made to fit 80 columns, which is why headings take two lines. `behind` is in versions.
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -155,8 +170,11 @@ def _learners(learners: Sequence[LearnerStatus]) -> RenderableType:
     )
     table.add_column("learner", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for heading in ("steps", "step", "loss", "merged", "lag", "waits", "joins", "up", "down"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in (
+        *("steps", "s per\nstep", "train\nloss", "rounds\nmerged", "behind", "time\nwaited"),
+        *("joins", "MB\nup", "MB\ndown"),
+    ):
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
     for learner in learners:
         state = learner.state.value
         if learner.state is LearnerState.LOST:
@@ -171,8 +189,8 @@ def _learners(learners: Sequence[LearnerStatus]) -> RenderableType:
             f"{learner.staleness}",
             share_text(learner.wait_share),
             f"{learner.joins}",
-            bytes_text(learner.bytes_up),
-            bytes_text(learner.bytes_down),
+            f"{learner.bytes_up / 1e6:.1f}",
+            f"{learner.bytes_down / 1e6:.1f}",
         )
     return table
 
