@@ -1,4 +1,4 @@
-"""A verb's settings, from TOML file, environment and flags, in that order of strength."""
+"""A verb's settings: flags are stronger than the environment, and that than the TOML file."""
 
 from __future__ import annotations
 

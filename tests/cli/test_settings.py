@@ -1,4 +1,4 @@
-"""Settings come from file, environment and flags in that order of strength, and none is misread."""
+"""Flags are stronger than the environment, that than the file, and none is misread."""
 
 from __future__ import annotations
 
