@@ -1,48 +1,31 @@
-"""`diloco VERB ...`: finds the verb, loads its settings, runs it, and tells how it ended."""
+"""The command's entry. It imports next to nothing, so that it can be stopped from the start."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 
-from cli.exit import OK, OTHER, USAGE, exit_code, sentence
-from cli.settings import load_settings
-from cli.verb import Verb
-from cli.verbs import NAMES, load_all, load_verb
-from fragments.errors import DilocoError, SettingsError
-from harness.nearest import did_you_mean
-
-_DISTRIBUTION = "decoupled-diloco"
+_STOPPED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code (the table is in `cli.exit`).
-
-    Whatever a person can mend ends as one sentence on stderr; only a bug shows a traceback.
-    """
+    """Runs `diloco ARGV` and returns its exit code (the table is in `cli.exit`)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _terminable():
-            return _dispatch(words)
-    except DilocoError as error:
-        print(sentence(error), file=sys.stderr)
-        return exit_code(error)
-    except BrokenPipeError:
-        # The reader of our output has left (`diloco status | head`): nothing is wrong here, but
-        # the interpreter must not try to flush again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except OSError as error:
-        print(sentence(error), file=sys.stderr)
-        return OTHER
+            # A third of a second of imports, which must not end in a traceback either.
+            from cli.command import run_command
+
+            return run_command(words)
     except KeyboardInterrupt:
+        # Once is enough: a repeat must not cut the sentence short.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         print("diloco: stopped before it was done", file=sys.stderr)
-        return OTHER
+        return _STOPPED
 
 
 @contextmanager
@@ -58,81 +41,3 @@ def _terminable() -> Iterator[None]:
         # After a stop the handler that swallows repeats stays.
         if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
             signal.signal(signal.SIGTERM, previous)
-
-
-def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview())
-        return OK if words else USAGE
-    if words[0] in ("-V", "--version"):
-        print(f"diloco {_version()}")
-        return OK
-    if len(words) == 2 and words[1] in ("-h", "--help") and _family(words[0]):
-        print(_overview_of(words[0]))
-        return OK
-    name, rest = _split_verb(words)
-    verb = load_verb(name)
-    try:
-        settings = load_settings(verb, load_all(), rest)
-    except SystemExit as stop:  # argparse has printed the help
-        return int(stop.code or OK)
-    from cli.logs import configure_logs
-
-    configure_logs(settings, verb=name)
-    verb.run(settings)
-    return OK
-
-
-def _split_verb(words: list[str]) -> tuple[str, list[str]]:
-    """The verb's name, of one or two words, and what follows it."""
-    for count in (2, 1):
-        name = " ".join(words[:count])
-        if len(words) >= count and name in NAMES:
-            return name, words[count:]
-    family = _family(words[0])
-    if family and len(words) == 1:
-        raise SettingsError(f"diloco {words[0]} needs one more word: " + ", ".join(family))
-    wanted = " ".join(words[:2]) if family else words[0]
-    raise SettingsError(
-        f"there is no `diloco {wanted}`{did_you_mean(wanted, NAMES)} (see diloco --help)"
-    )
-
-
-def _family(word: str) -> list[str]:
-    """The verbs of two words that begin with `word`."""
-    return [name for name in NAMES if name.startswith(word + " ")]
-
-
-def _overview_of(word: str) -> str:
-    verbs = [load_verb(name) for name in _family(word)]
-    width = max(len(verb.name) for verb in verbs)
-    lines = [f"  {verb.name:<{width}}  {verb.summary}" for verb in verbs]
-    last = f"`diloco {word} VERB --help` tells all about one."
-    return "\n".join([f"usage: diloco {word} VERB [settings]", "", *lines, "", last])
-
-
-def _overview() -> str:
-    verbs: list[Verb] = list(load_all())
-    width = max(len(verb.name) for verb in verbs)
-    lines = [f"  {verb.name:<{width}}  {verb.summary}" for verb in verbs]
-    return "\n".join(
-        [
-            "usage: diloco VERB [settings]",
-            "",
-            "Train one model on many islands of compute that may be far apart, slow, unlike one",
-            "another, or dead.",
-            "",
-            *lines,
-            "",
-            "`diloco VERB --help` tells all about a verb. Settings come from flags, from the",
-            "environment (DILOCO_<KEY> or DILOCO_<VERB>_<KEY>) and from a TOML file (--config);",
-            "of these the first named is the strongest.",
-        ]
-    )
-
-
-def _version() -> str:
-    try:
-        return metadata.version(_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
