@@ -58,11 +58,11 @@ lock: $(INSTALLED) ## Choose the newest versions that pyproject.toml allows, and
 	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
 .PHONY: env
-env: $(INSTALLED) ## Create or renew the environment in .venv; about a minute
+env: $(INSTALLED) ## Create or renew the environment in .venv; a minute or more, by the link
 
 $(LOCKED): requirements.lock
 	@if ! cmp --silent $< $@; then
-	  echo "Installing the locked versions into $(VENV) (about a minute)"
+	  echo "Installing the locked versions into $(VENV) (a minute or more, by the link)"
 	  $(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else
 	    "Python 3.11 or later is needed; name one: make env PYTHON=/path/to/python3.11")'
 	  $(PYTHON) -m venv $(VENV)
