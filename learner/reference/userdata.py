@@ -62,7 +62,7 @@ def _matches(data: str) -> list[Path]:
     files = sorted(path.absolute() for path in paths if path.is_file())
     if not files and Path(data).is_dir():
         raise DataError(
-            f"no file matches --data {data!r}: it is a directory without any file that is not hidden"
+            f"no file matches --data {data!r}: it is a directory without visible files"
         )
     if not files:
         raise DataError(f"no file matches --data {data!r}; quote a glob so that it arrives whole")

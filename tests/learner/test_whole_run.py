@@ -52,7 +52,8 @@ def test_three_learners_train_to_the_budget_and_end_on_the_same_bits(tmp_path: P
 
 def test_synchronous_diloco_is_a_setting_of_the_same_learner_and_server(tmp_path: Path) -> None:
     """K = M, one fragment, no overlap: everybody merges the same number of steps in every round,
-    at the pace of the slowest, and what that costs is counted as waiting."""
+    at the pace of the slowest, and what that costs is counted as waiting.
+    """
     spec = tiny_spec(
         fragments=1,
         quorum=2,
