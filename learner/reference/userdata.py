@@ -61,9 +61,7 @@ def _matches(data: str) -> list[Path]:
         paths = [Path(name) for name in glob.glob(data, recursive=True)]
     files = sorted(path.absolute() for path in paths if path.is_file())
     if not files and Path(data).is_dir():
-        raise DataError(
-            f"no file matches --data {data!r}: it is a directory without visible files"
-        )
+        raise DataError(f"no file matches --data {data!r}: it is a directory without visible files")
     if not files:
         raise DataError(f"no file matches --data {data!r}; quote a glob so that it arrives whole")
     return files
