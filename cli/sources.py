@@ -11,6 +11,7 @@ from typing import Any
 from cli.keys import Key, keys_of
 from cli.verb import Verb
 from fragments.errors import SettingsError
+from fragments.overlay import overlay
 from fragments.runspec import RunSpec
 from harness.nearest import did_you_mean
 
@@ -144,6 +145,7 @@ def _take_section(
     if not isinstance(inner, dict):
         raise SettingsError(f"{path}: {head} must be a table, [{head}]")
     if not rest:
+        # A parsed document's values are Any; that this one is a table was checked above.
         return document.pop(head)  # type: ignore[no-any-return]
     section = _take_section(inner, rest, path)
     if not inner:
@@ -199,14 +201,4 @@ def _pick(verb: Verb, table: Mapping[str, Any], where: str) -> Found:
 
 def merge(weak: Found, strong: Found) -> Found:
     """Both, and where both have a key, the strong one's; tables are merged key by key."""
-    return Found(deep_update(weak.values, strong.values), {**weak.origin, **strong.origin})
-
-
-def deep_update(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
-    """`weak` overridden by `strong`, table by table; neither is changed."""
-    merged = dict(weak)
-    for name, value in strong.items():
-        below = merged.get(name)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[name] = deep_update(below, value) if both else value  # type: ignore[arg-type]
-    return merged
+    return Found(overlay(weak.values, strong.values), {**weak.origin, **strong.origin})

@@ -37,6 +37,7 @@ def draw_run(summary: Summary, samples: Sequence[Sample], path: Path) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(1.12, 1.0))
     _draw_loss(left, summary)
     _draw_learners(right, summary, samples)
+    # The figure was made with a constrained layout; the stubs know only that there may be one.
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr,call-arg]
     part = path.with_suffix(".part")
     figure.savefig(part, format="png")

@@ -56,6 +56,7 @@ def _import(name: str) -> ModuleType:
     module_name = name.partition(":")[0]
     try:
         return importlib.import_module(module_name)
+    # As above: importing a stranger's module runs a stranger's code.
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (module_name + ".").startswith(missing + "."):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from cli.keys import VerbSettings
-from cli.sources import deep_update
 from cli.stop import stop_on_signal
 from cli.verb import Verb
 from cli.verbs.init import HIDDEN
+from fragments.overlay import overlay
 from fragments.runspec import RunSpec
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     own = {"max_learners": len(islands)}
     return LocalPlan(
         out=settings.out,
-        spec=RunSpec.model_validate(deep_update(deep_update(own, weak), given)),
+        spec=RunSpec.model_validate(overlay(overlay(own, weak), given)),
         islands=islands,
         data=settings.data,
         kills=parse_kills(settings.kill, names_of(islands)),

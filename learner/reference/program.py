@@ -138,8 +138,9 @@ def build(settings: Mapping[str, Any], data: str | None, seed: int) -> Reference
 def _static_part(settings: ReferenceSettings) -> Transformer:
     """The model without its float arrays, from shapes alone: no array is made."""
     shapes = eqx.filter_eval_shape(create, settings, jax.random.key(0))
-    is_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
-    static: Transformer = eqx.filter(shapes, is_shape, inverse=True)
+    static: Transformer = eqx.filter(
+        shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct), inverse=True
+    )
     return static
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fragments.errors import SettingsError
+from fragments.overlay import overlay
 from fragments.runspec import RunSpec
 from simulation.world import World
 
@@ -172,12 +173,12 @@ def _plan_row(
     if start == "warm" and study.warm is None:
         raise SettingsError(f"row {name} begins warm, but the study has no [warm]")
     layers = {
-        "spec": _laid_over(study.spec, _laid_over(row.spec, varied.get("spec", {}))),
-        "world": _laid_over(study.world, _laid_over(row.world, varied.get("world", {}))),
+        "spec": overlay(study.spec, overlay(row.spec, varied.get("spec", {}))),
+        "world": overlay(study.world, overlay(row.world, varied.get("world", {}))),
     }
     warm = None
     if start == "warm" and study.warm is not None:
-        spec = _laid_over(study.spec, study.warm.spec)
+        spec = overlay(study.spec, study.warm.spec)
         warm = study.warm.model_copy(update={"spec": spec})
     recipes = tuple(
         Recipe(
@@ -232,16 +233,6 @@ def _as_name(value: Any) -> str:
         return "-".join(f"{key}_{_as_name(inner)}" for key, inner in value.items())
     text = value if isinstance(value, str) else json.dumps(value)
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in text).strip("-")
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` with `above` on top, table by table; neither is changed."""
-    merged = dict(below)
-    for name, value in above.items():
-        under = merged.get(name)
-        both = isinstance(under, Mapping) and isinstance(value, Mapping)
-        merged[name] = _laid_over(under, value) if both else value  # type: ignore[arg-type]
-    return merged
 
 
 def _explain(error: ValidationError) -> str:
