@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fragments.errors import BusyError, NonFiniteError, PayloadError
+from fragments.errors import BusyError
 from fragments.payload import Payload
 from fragments.records import (
     ContributionKey,
@@ -24,21 +24,16 @@ from fragments.records import (
     Lease,
     Phase,
     Receipt,
-    ServerNote,
-    Update,
 )
 from outer_server.core import membership
 from outer_server.core.events import (
     Attached,
     Contributed,
-    Discard,
     Disconnect,
     Drain,
     Effect,
     Event,
-    Merged,
     Note,
-    Publish,
     Reply,
     Send,
     StartMerge,
@@ -46,12 +41,10 @@ from outer_server.core.events import (
 )
 from outer_server.core.scheduler import Outcome, handle
 from outer_server.core.state import MergeOrder, RunState
-from outer_server.core.step import FragmentParameters
+from outer_server.holdings import Holdings, Sink
 from outer_server.parameters import Parameters
 from outer_server.publications import Publications
 from outer_server.store.snapshot import Snapshot
-
-Sink = Callable[[ServerNote], None]
 
 QUEUE_LENGTH = 4096
 """Events waiting for the engine; beyond this a caller gets BusyError."""
@@ -118,16 +111,13 @@ class Engine:
     ) -> None:
         self._state = state
         self._parameters = parameters
-        self._published = list(parameters.fragments)
-        self._payloads = dict(payloads)
+        self._holdings = Holdings(parameters, state, payloads)
         self._save = save
         self._snapshots = snapshots
         self._saved_rounds, self._saved_at_s = state.rounds_merged, 0.0
         self._clock = clock
         self._began_s = clock()
         self._layout_digest = parameters.layout.digest
-        self._sinks: dict[str, Sink] = {}
-        self._results: dict[tuple[int, int], tuple[Update, FragmentParameters]] = {}
         self._queue: queue.Queue[_Item | None] = queue.Queue(QUEUE_LENGTH)
         self._merger = ThreadPoolExecutor(1, "merge")
         self._saver = ThreadPoolExecutor(1, "snapshot")
@@ -135,11 +125,11 @@ class Engine:
         self.failed = threading.Event()
         self._current: _Item | None = None
         self._thread = threading.Thread(target=self._run, name="engine")
-        self.publications = Publications(self._parameters.full)
-        for index, fragment in enumerate(self._state.fragments):
-            broadcast = self._published[index].broadcast_BxN
-            version = membership.version_of(self._state, index)
-            self.publications.reset(index, version, fragment.digest, broadcast)
+
+    @property
+    def publications(self) -> Publications:
+        """What may be pulled; any thread may read it."""
+        return self._holdings.publications
 
     @property
     def state(self) -> RunState:
@@ -170,8 +160,7 @@ class Engine:
         self._queue.put(None, timeout=CALL_TIMEOUT_S)
         self._thread.join()
         self._saver.shutdown(wait=True)
-        for sink in self._sinks.values():
-            sink(Goodbye(None, reason))
+        self._holdings.send(None, Goodbye(None, reason))
         self._save(self._snapshot(self._state))
 
     def call(self, event: Event, payload: Payload | None = None, sink: Sink | None = None) -> Reply:
@@ -236,7 +225,7 @@ class Engine:
             wake_at_s = self._handle(item)
             if self.now_s() >= progress_at_s:
                 progress_at_s = self.now_s() + PROGRESS_EVERY_S
-                self._send(None, membership.progress(self._state))
+                self._holdings.send(None, membership.progress(self._state))
 
     def _leave_out_standstill(self, before_s: float) -> float:
         """Turn the clock back by what the process stood still (stopped, swapped out), or every
@@ -251,20 +240,19 @@ class Engine:
     def _handle(self, item: _Item) -> float:
         event = item.event
         if isinstance(event, _Detached):
-            if self._sinks.get(event.learner) is item.sink:
-                self._sinks.pop(event.learner)
+            self._holdings.detach(event.learner, item.sink)
             return self.now_s()
         if isinstance(event, Attached) and item.sink is not None:
             refusal = membership.check_lease(self._state, event.learner, event.token)
             if refusal is None:
-                self._replace_sink(event.learner, item.sink)
+                self._holdings.attach(event.learner, item.sink)
             elif item.reply is not None:
                 item.reply.set_result(refusal)
                 return self.now_s()
         outcome = handle(self._state, event, self.now_s(), self._layout_digest)
         is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
         if isinstance(event, Contributed) and is_new and item.payload is not None:
-            self._payloads[event.meta.key] = item.payload
+            self._holdings.payloads[event.meta.key] = item.payload
         effects = self._make_final(outcome) if self._ends_run(outcome) else outcome.effects
         self._state = outcome.state
         for effect in effects:
@@ -291,59 +279,25 @@ class Engine:
         self._save_logged(self._snapshot(outcome.state))
         return spoken
 
-    def _replace_sink(self, learner: str, sink: Sink) -> None:
-        old = self._sinks.get(learner)
-        self._sinks[learner] = sink
-        if old is not None:
-            old(Goodbye(None, "a newer control stream of this lease replaced this one"))
-
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Send(learner, note):
-                self._send(learner, note)
             case StartMerge(order):
-                payloads = {meta.key: self._payloads[meta.key] for meta in order.contributions}
+                payloads = self._holdings.payloads_of(order)
                 self._merger.submit(self._merge, order, payloads, self._state.epoch)
-            case Publish(fragment, version):
-                update, parameters = self._results.pop((fragment, version))
-                self._published[fragment] = parameters
-                self.publications.publish(update, parameters.broadcast_BxN)
-            case Discard(keys):
-                for key in keys:
-                    self._payloads.pop(key, None)
-            case Disconnect(learner, note):
-                sink = self._sinks.pop(learner, None)
-                if sink is not None:
-                    sink(note)
             case Note(what, reason, fields):
                 _log.info(what, reason=reason, **dict(fields))
-
-    def _send(self, learner: str | None, note: ServerNote) -> None:
-        if learner is not None:
-            sink = self._sinks.get(learner)
-            if sink is not None:
-                sink(note)
-            return
-        for sink in list(self._sinks.values()):
-            sink(note)
+            case _:
+                self._holdings.perform(effect)
 
     def _merge(
         self, order: MergeOrder, payloads: dict[ContributionKey, Payload], epoch: int
     ) -> None:
         """On the merge thread: do the work and hand its result in."""
-        reason: str | None = None
         try:
-            result = self._parameters.apply(order, payloads, epoch)
-        except (PayloadError, NonFiniteError) as error:
-            reason = str(error)
-            result = self._parameters.stand(order, epoch)
+            event = self._holdings.merge(order, payloads, epoch)
         except Exception:  # noqa: BLE001  a bug must not end the run, and must be seen
             _log.exception("merge_failed", fragment=order.fragment, version=order.version)
-            reason = "internal error, see the log"
-            result = self._parameters.stand(order, epoch)
-        update = result[0]
-        self._results[order.fragment, update.version.number] = result
-        event = Merged(order.fragment, update.version.number, update.digest, order, reason)
+            event = self._holdings.stand(order, epoch, "internal error, see the log")
         self._queue.put(_Item(event))
 
     def _save_if_due(self) -> None:
@@ -365,4 +319,4 @@ class Engine:
             self._saved_rounds = snapshot.state.rounds_merged
 
     def _snapshot(self, state: RunState) -> Snapshot:
-        return Snapshot(state, tuple(self._published), dict(self._payloads))
+        return Snapshot(state, tuple(self._holdings.published), dict(self._holdings.payloads))

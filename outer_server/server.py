@@ -48,7 +48,8 @@ from outer_server.core.events import (
 )
 from outer_server.core.resume import resume
 from outer_server.core.state import ContributionMeta, RunState
-from outer_server.engine import Engine, Sink, SnapshotRule
+from outer_server.engine import Engine, SnapshotRule
+from outer_server.holdings import Sink
 from outer_server.parameters import Parameters
 from outer_server.store.rundir import RunDirectory
 

@@ -22,7 +22,6 @@ from fragments.records import (
     Receipt,
     Refusal,
     RefusalCode,
-    ServerNote,
     Update,
     Version,
 )
@@ -30,11 +29,10 @@ from outer_server.core import membership, receive
 from outer_server.core.events import Attached, Declined, Event, HasAdopted, Join, Reply, Reported
 from outer_server.core.state import ContributionMeta, MergeOrder, Participant, RunState
 from outer_server.core.step import FragmentParameters
+from outer_server.holdings import Holdings, Sink
 from outer_server.parameters import Parameters
-from outer_server.publications import Publications
 from simulation.async_policies import FractionalState
 from simulation.clock import Order, VirtualClock
-from simulation.ports import Sink
 from simulation.server import PROGRESS_EVERY_S
 
 Paced = Literal["learner", "server"]
@@ -65,20 +63,15 @@ class AsyncServer:
         self._paced = paced
         self._tokens_per_step = tokens_per_step
         self._on_event = on_event
-        self._sinks: dict[str, Sink] = {}
+        self._holdings = Holdings(parameters, state)
         self._slots: dict[str, int] = {}
         self._unanswered: set[tuple[str, int]] = set()
-        self._publications = Publications(parameters.full)
-        for index, fragment in enumerate(state.fragments):
-            version = membership.version_of(state, index)
-            broadcast = parameters.fragments[index].broadcast_BxN
-            self._publications.reset(index, version, fragment.digest, broadcast)
         clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
 
     @property
     def published(self) -> list[FragmentParameters]:
         """All fragments as learners may pull them."""
-        return list(self.parameters.fragments)
+        return self._holdings.published
 
     def call(self, event: Event, sink: Sink | None = None) -> Reply:
         """Handle what a learner says."""
@@ -91,7 +84,7 @@ class AsyncServer:
                 self.state, reply = joined[0], joined[1]
             case Attached(learner=learner):
                 if sink is not None:
-                    self._sinks[learner] = sink
+                    self._holdings.attach(learner, sink)
             case Reported(learner=learner):
                 self.state = receive.report(self.state, event, self._clock.now_s)
                 self._moved(learner)
@@ -124,23 +117,21 @@ class AsyncServer:
         except NonFiniteError as error:
             self._answered(learner, index)
             return Refusal(RefusalCode.BAD_PAYLOAD, str(error))
-        self._publications.publish(update, parameters.broadcast_BxN)
+        self._holdings.put_out(update, parameters)
         self._book(learner, index, contribution, update)
         notice = Published(index, Version(self.state.epoch, update.version.number))
-        for name, sink in self._sinks.items():
-            if self._paced == "server" or name == learner:
-                sink(notice)
+        self._holdings.send(None if self._paced == "server" else learner, notice)
         self._answered(learner, index)
         self._on_event()
         return Receipt(contribution.key)
 
     def updates(self, fragment: int, have: Version | None) -> tuple[Update, ...]:
         """What leads from `have` to the newest version."""
-        return self._publications.updates(fragment, have)
+        return self._holdings.publications.updates(fragment, have)
 
     def detach(self, learner: str) -> None:
         """The stream of a learner broke."""
-        self._sinks.pop(learner, None)
+        self._holdings.detach(learner)
 
     def _tell_share(self, index: int, tokens: int) -> None:
         """Let fractional momentum know f of this push; other policies have no use for it."""
@@ -199,9 +190,8 @@ class AsyncServer:
         return [slot % count for slot in range(max(first, last - count + 1), last + 1)]
 
     def _ask(self, learner: str, index: int) -> None:
-        if learner in self._sinks:
-            version = Version(self.state.epoch, self.state.fragments[index].version)
-            self._sinks[learner](Ask(index, version))
+        version = Version(self.state.epoch, self.state.fragments[index].version)
+        self._holdings.send(learner, Ask(index, version))
 
     def _close(self) -> None:
         self._enter(Phase.CLOSING)
@@ -223,16 +213,13 @@ class AsyncServer:
         self.state = replace(self.state, phase=phase)
         if phase is Phase.FINISHED:
             for index, fragment in enumerate(self.state.fragments):
-                self._tell(Published(index, Version(self.state.epoch, fragment.version)))
+                version = Version(self.state.epoch, fragment.version)
+                self._holdings.send(None, Published(index, version))
         self._tell_now()
         self._on_event()
 
-    def _tell(self, note: ServerNote) -> None:
-        for sink in list(self._sinks.values()):
-            sink(note)
-
     def _tell_now(self) -> None:
-        self._tell(membership.progress(self.state))
+        self._holdings.send(None, membership.progress(self.state))
 
     def _tell_progress(self) -> None:
         self._tell_now()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
-from fragments.records import Contribution, Lease, ServerNote, Update, Version
+from fragments.records import Contribution, Lease, Update, Version
 from outer_server.core.events import Event, Reply
 from outer_server.core.state import RunState
 from outer_server.core.step import FragmentParameters
-
-Sink = Callable[[ServerNote], None]
+from outer_server.holdings import Sink
 
 
 class Server(Protocol):

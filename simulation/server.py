@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from fragments.errors import NonFiniteError, PayloadError
 from fragments.payload import Payload
 from fragments.records import (
     Contribution,
-    ContributionKey,
     Lease,
     Receipt,
-    ServerNote,
     Update,
     Version,
 )
@@ -21,26 +18,21 @@ from outer_server.core import membership
 from outer_server.core.events import (
     Attached,
     Contributed,
-    Discard,
-    Disconnect,
     Effect,
     Event,
-    Merged,
     Note,
     Publish,
     Reply,
-    Send,
     StartMerge,
     Tick,
 )
 from outer_server.core.scheduler import handle
 from outer_server.core.state import ContributionMeta, MergeOrder, RunState
 from outer_server.core.step import FragmentParameters
+from outer_server.holdings import Holdings, Sink
 from outer_server.parameters import Parameters
-from outer_server.publications import Publications
 from simulation.clock import Order, Scheduled, VirtualClock
 from simulation.late import AgainstCurrent
-from simulation.ports import Sink
 
 PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone, as the real server does."""
@@ -70,27 +62,19 @@ class SimulatedServer:
         self.state = state
         self.parameters = parameters
         self.notes: list[Note] = []
-        self._published: list[FragmentParameters] = list(parameters.fragments)
+        self._holdings = Holdings(parameters, state)
         self._clock = clock
         self._merge_s = merge_s
         self._on_event = on_event
         self._late = late
-        self._payloads: dict[ContributionKey, Payload] = {}
-        self._results: dict[tuple[int, int], tuple[Update, FragmentParameters]] = {}
-        self._sinks: dict[str, Sink] = {}
         self._merger_free_at_s = 0.0
         self._tick: Scheduled | None = None
-        self._publications = Publications(parameters.full)
-        for index, fragment in enumerate(state.fragments):
-            version = membership.version_of(state, index)
-            broadcast = self._published[index].broadcast_BxN
-            self._publications.reset(index, version, fragment.digest, broadcast)
         clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
 
     @property
     def published(self) -> list[FragmentParameters]:
         """All fragments as learners may pull them."""
-        return self._published
+        return self._holdings.published
 
     def call(self, event: Event, sink: Sink | None = None) -> Reply:
         """Handle one event at the present moment; its reply, if it has one."""
@@ -98,7 +82,7 @@ class SimulatedServer:
             refusal = membership.check_lease(self.state, event.learner, event.token)
             if refusal is not None:
                 return refusal
-            self._sinks[event.learner] = sink
+            self._holdings.attach(event.learner, sink)
         return self._handle(event, None)
 
     def contribute(self, lease: Lease, contribution: Contribution) -> Reply:
@@ -116,11 +100,11 @@ class SimulatedServer:
 
     def updates(self, fragment: int, have: Version | None) -> tuple[Update, ...]:
         """What leads from `have` to the newest version."""
-        return self._publications.updates(fragment, have)
+        return self._holdings.publications.updates(fragment, have)
 
     def detach(self, learner: str) -> None:
         """The stream of a learner broke."""
-        self._sinks.pop(learner, None)
+        self._holdings.detach(learner)
 
     def _handle(self, event: Event, payload: Payload | None) -> Reply:
         outcome = handle(self.state, event, self._clock.now_s, self.parameters.layout.digest)
@@ -128,8 +112,8 @@ class SimulatedServer:
         is_new = isinstance(receipt, Receipt) and not receipt.duplicate
         if isinstance(receipt, Receipt) and is_new and payload is not None:
             if receipt.late and self._late is not None:
-                payload = self._late.to_merge(receipt, payload, self._published)
-            self._payloads[receipt.key] = payload
+                payload = self._late.to_merge(receipt, payload, self.published)
+            self._holdings.payloads[receipt.key] = payload
         self.state = outcome.state
         self._perform_all(outcome.effects)
         self._look_again(outcome.wake_at_s)
@@ -142,46 +126,20 @@ class SimulatedServer:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Send(learner, note):
-                self._send(learner, note)
             case StartMerge(order):
                 self._start_merge(order)
-            case Publish(fragment, version):
-                update, parameters = self._results.pop((fragment, version))
-                if self._late is not None:
-                    old_BxN = self._published[fragment].broadcast_BxN
-                    self._late.superseded(fragment, version - 1, old_BxN)
-                self._published[fragment] = parameters
-                self._publications.publish(update, parameters.broadcast_BxN)
-            case Discard(keys):
-                for key in keys:
-                    self._payloads.pop(key, None)
-            case Disconnect(learner, note):
-                sink = self._sinks.pop(learner, None)
-                if sink is not None:
-                    sink(note)
             case Note():
                 self.notes.append(effect)
-
-    def _send(self, learner: str | None, note: ServerNote) -> None:
-        if learner is None:
-            for sink in list(self._sinks.values()):
-                sink(note)
-        elif learner in self._sinks:
-            self._sinks[learner](note)
+            case _:
+                if isinstance(effect, Publish) and self._late is not None:
+                    old_BxN = self.published[effect.fragment].broadcast_BxN
+                    self._late.superseded(effect.fragment, effect.version - 1, old_BxN)
+                self._holdings.perform(effect)
 
     def _start_merge(self, order: MergeOrder) -> None:
         """Do the work now, and let it be done `merge_s` after the one before it."""
-        refused: str | None = None
-        payloads = {meta.key: self._payloads[meta.key] for meta in order.contributions}
-        try:
-            result = self.parameters.apply(order, payloads, self.state.epoch)
-        except (PayloadError, NonFiniteError) as error:
-            refused = str(error)
-            result = self.parameters.stand(order, self.state.epoch)
-        update = result[0]
-        self._results[order.fragment, update.version.number] = result
-        event = Merged(order.fragment, update.version.number, update.digest, order, refused)
+        payloads = self._holdings.payloads_of(order)
+        event = self._holdings.merge(order, payloads, self.state.epoch)
         begins_s = max(self._clock.now_s, self._merger_free_at_s)
         self._merger_free_at_s = begins_s + self._merge_s
         self._clock.at(self._merger_free_at_s, Order.ARRIVAL, lambda: self._happen(event))
@@ -197,5 +155,5 @@ class SimulatedServer:
             self._tick = self._clock.at(wake_at_s, Order.TIMER, lambda: self._happen(Tick()))
 
     def _tell_progress(self) -> None:
-        self._send(None, membership.progress(self.state))
+        self._holdings.send(None, membership.progress(self.state))
         self._clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
