@@ -32,8 +32,8 @@ class IntervalStage(_Settings):
 class CodecSettings(_Settings):
     """The wire codec. Step of a block = max(c * RMS, absmax / 127)."""
 
-    step_fraction_up: float = Field(default=0.5, gt=0, description="c of pseudo-gradients")
-    step_fraction_down: float = Field(default=0.5, gt=0, description="c of outer updates")
+    step_fraction_up: float = Field(default=1.0, gt=0, description="c of pseudo-gradients")
+    step_fraction_down: float = Field(default=1.0, gt=0, description="c of outer updates")
     block: PositiveInt = Field(default=4096, description="values that share one step size")
     zstd_level: int = Field(default=1, ge=1, le=19, description="zstd level of payloads")
 

@@ -20,11 +20,14 @@ from outer_server.store.rundir import create_run
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What a run begins with: completed settings, layout, and version 0 of each fragment."""
+    """What a run begins with: completed settings, layout, and version 0 of each fragment.
+    `tokens_per_step` are those of one learner.
+    """
 
     spec: RunSpec
     layout: Layout
     values: tuple[Float32[np.ndarray, "B N"], ...]
+    tokens_per_step: int
 
     def write(self, path: Path) -> None:
         """Writes the run directory, all or nothing.
@@ -60,7 +63,7 @@ def prepare_birth(spec: RunSpec, data: str | None) -> Birth:
     layout = layout_of(program, params, spec)
     codec = TreeCodec(layout, params)
     values = tuple(np.asarray(codec.pack(p, params)) for p in range(len(layout.fragments)))
-    return Birth(spec, layout, values)
+    return Birth(spec, layout, values, program.tokens_per_step)
 
 
 def make_run_id() -> str:

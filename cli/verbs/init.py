@@ -32,6 +32,9 @@ class InitSettings(VerbSettings, RunSpec):
         description="text or JSONL files to train on: a file, a directory with all below it, or a"
         " glob; without it, the source of Python's standard library",
     )
+    learners: int = Field(
+        default=4, ge=1, description="learners that are expected; for advice only, any may join"
+    )
 
 
 def run_spec(settings: RunSpec) -> RunSpec:
@@ -57,6 +60,7 @@ def run(settings: InitSettings) -> None:
     unbegun = Unbegun(threading.Event(), "diloco: stopped before it was done", 1)
     with stop_on_signal(unbegun=unbegun) as stop:
         from harness.birth import prepare_birth
+        from harness.lengths import advice
 
         birth = prepare_birth(run_spec(settings), settings.data)
         if stop.is_set():
@@ -69,6 +73,9 @@ def run(settings: InitSettings) -> None:
         f" {birth.spec.budget_tokens:,} tokens to train\n"
         f"next: diloco serve {settings.run_dir}"
     )
+    advised = advice(birth.spec, birth.tokens_per_step, settings.learners)
+    if advised is not None:
+        print(f"advice: {advised}")
 
 
 VERB = Verb(

@@ -127,18 +127,47 @@ class PlannedRow(_Model):
 
 
 def load_study(path: Path) -> Study:
-    """The study in a TOML file. Raises SettingsError where it cannot be read or makes no sense."""
+    """The study in a TOML file.
+
+    With `base`, the name of another study beside it, the file's tables are laid over that one's and
+    its rows follow that one's; a row named as one of those replaces it.
+
+    Raises SettingsError where it cannot be read or makes no sense.
+    """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        study = Study.model_validate(document)
-    except OSError as error:
-        raise SettingsError(f"cannot read the study {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not a TOML file: {error}") from error
+        study = Study.model_validate(_document(path))
     except ValidationError as error:
         raise SettingsError(f"{path}: {_explain(error)}") from error
     plan(study)
     return study
+
+
+def _document(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the study {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not a TOML file: {error}") from error
+    base = document.pop("base", None)
+    if base is None:
+        return document
+    below = path.with_name(str(base))
+    if below in (path, *above):
+        raise SettingsError(f"{path}: its base {base} is built on it")
+    inherited = _document(below, (path, *above))
+    both = overlay(inherited, document)
+    both["rows"] = _rows_over(inherited.get("rows", []), document.get("rows", []))
+    return both
+
+
+def _rows_over(below: Any, above: Any) -> Any:
+    """Rows of the base that the study does not name itself, then its own."""
+    if not isinstance(below, list) or not isinstance(above, list):
+        return above
+    own = {row.get("name") for row in above if isinstance(row, dict)}
+    kept = [row for row in below if isinstance(row, dict) and row.get("name") not in own]
+    return [*kept, *above]
 
 
 def plan(study: Study) -> tuple[PlannedRow, ...]:

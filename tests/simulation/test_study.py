@@ -108,6 +108,32 @@ def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:
         load_study(tmp_path / "bad.toml")
 
 
+def test_a_study_is_laid_over_its_base(tmp_path: Path) -> None:
+    common = 'name = "base"\ntitle = "Base"\nseeds = [0]\nspec = { quorum = 2, fragments = 3 }\n'
+    (tmp_path / "base.toml").write_text(
+        common + '[[rows]]\nname = "a"\n[[rows]]\nname = "b"\n[world]\nspeeds = [1, 1]\n'
+    )
+    (tmp_path / "more.toml").write_text(
+        'base = "base.toml"\nname = "more"\ntitle = "More"\nspec.quorum = 1\n'
+        '[[rows]]\nname = "b"\nspec.fragments = 4\n[[rows]]\nname = "c"\n'
+    )
+    study = load_study(tmp_path / "more.toml")
+    assert (study.name, study.seeds) == ("more", (0,))
+    given = [(row.name, row.recipes[0].spec) for row in plan(study)]
+    assert given == [
+        ("a_scratch", {"quorum": 1, "fragments": 3}),
+        ("b_scratch", {"quorum": 1, "fragments": 4}),
+        ("c_scratch", {"quorum": 1, "fragments": 3}),
+    ]
+
+
+def test_a_base_that_is_built_on_its_study_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('base = "b.toml"\n')
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n')
+    with pytest.raises(SettingsError, match="is built on it"):
+        load_study(tmp_path / "a.toml")
+
+
 def test_the_studies_of_this_repository_can_be_planned() -> None:
     files = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
     assert files

@@ -1,0 +1,63 @@
+"""How long a run is, in rounds a fragment, and the outer step that suits such a length.
+
+The best pair of outer learning rate and momentum moves with the number of rounds: a momentum that
+is high needs time to pay back (docs/study.md, `rates_short` and `rates_long`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fragments.runspec import OuterSettings, RunSpec
+
+
+class Pair(NamedTuple):
+    """Nesterov's eta and mu, and the number of rounds a fragment up to which they were best."""
+
+    learning_rate: float
+    momentum: float
+    up_to_rounds: float
+
+
+PAIRS = (
+    Pair(0.7, 0.5, 16),
+    Pair(0.5, 0.7, 35),
+    Pair(0.5, 0.8, 150),
+    Pair(0.4, 0.9, float("inf")),
+)
+
+
+def rounds_a_fragment(spec: RunSpec, tokens_per_step: int, learners: int) -> float:
+    """Rounds of each fragment in a run of so many equally fast learners."""
+    steps = spec.budget_tokens / (tokens_per_step * learners)
+    ends = [stage.from_share for stage in spec.sync_interval[1:]] + [1.0]
+    return sum(
+        steps * (end - stage.from_share) / stage.steps
+        for stage, end in zip(spec.sync_interval, ends, strict=True)
+    )
+
+
+def best_pair(rounds: float) -> Pair:
+    """The pair that the study found for a run of so many rounds a fragment."""
+    return next(pair for pair in PAIRS if rounds <= pair.up_to_rounds)
+
+
+def advice(spec: RunSpec, tokens_per_step: int, learners: int) -> str | None:
+    """A sentence where the run's length asks for another outer step than it has; None where it
+    does not, or where the outer optimizer is one of the user's own.
+    """
+    rounds = rounds_a_fragment(spec, tokens_per_step, learners)
+    pair = best_pair(rounds)
+    outer = spec.outer
+    if outer.factory or not outer.nesterov or _same(outer, pair):
+        return None
+    return (
+        f"with {learners} learners this run has about {rounds:.0f} rounds a fragment; for that"
+        f" length the study found --outer.learning-rate {pair.learning_rate:g}"
+        f" --outer.momentum {pair.momentum:g} better than {outer.learning_rate:g} and"
+        f" {outer.momentum:g} (docs/study.md)"
+    )
+
+
+def _same(outer: OuterSettings, pair: Pair) -> bool:
+    return (outer.learning_rate, outer.momentum) == (pair.learning_rate, pair.momentum)
