@@ -11,6 +11,7 @@ from pydantic import Field
 from cli.keys import Positional, VerbSettings
 from cli.stop import Unbegun, stop_on_signal
 from cli.verb import Verb
+from fragments.policies import Policy, spec_of
 from fragments.runspec import RunSpec
 
 HIDDEN = frozenset({"spec_version", "program.identity", "program.data_digest"})
@@ -32,15 +33,19 @@ class InitSettings(VerbSettings, RunSpec):
         description="text or JSONL files to train on: a file, a directory with all below it, or a"
         " glob; without it, the source of Python's standard library",
     )
+    policy: Policy | None = Field(
+        default=None,
+        description="settings of a known algorithm, under those that are given: decoupled (the"
+        " defaults), diloco (synchronous) or streaming",
+    )
     learners: int = Field(
         default=4, ge=1, description="learners that are expected; for advice only, any may join"
     )
 
 
-def run_spec(settings: RunSpec) -> RunSpec:
-    """The run's part of a verb's settings."""
-    given = settings.model_dump(exclude_unset=True)
-    return RunSpec.model_validate({k: v for k, v in given.items() if k in RunSpec.model_fields})
+def run_spec(settings: InitSettings) -> RunSpec:
+    """The run's part of the verb's settings."""
+    return spec_of(settings.model_dump(exclude_unset=True), settings.policy)
 
 
 def run(settings: InitSettings) -> None:

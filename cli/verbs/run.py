@@ -12,6 +12,7 @@ from cli.stop import stop_on_signal
 from cli.verb import Verb
 from cli.verbs.init import HIDDEN
 from fragments.overlay import overlay
+from fragments.policies import Policy, spec_of
 from fragments.runspec import RunSpec
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ class RunSettings(VerbSettings, RunSpec):
     out: Path = Field(description="directory for the run, its logs, summary and plot")
     preset: str | None = Field(
         default=None, description="start from the settings of a preset, such as demo"
+    )
+    policy: Policy | None = Field(
+        default=None,
+        description="settings of a known algorithm, over the preset's and under those that are"
+        " given: decoupled (the defaults), diloco (synchronous) or streaming",
     )
     data: str | None = Field(
         default=None,
@@ -85,7 +91,7 @@ def run(settings: RunSettings) -> None:
 
 
 def make_plan(settings: RunSettings) -> LocalPlan:
-    """The plan: the preset's settings, overridden by those that were given.
+    """The plan: the preset's settings, overridden by the policy's, and both by those given.
 
     Raises:
         SettingsError: for an unknown preset, a kill of nobody, or a slow learner without a pace.
@@ -96,7 +102,6 @@ def make_plan(settings: RunSettings) -> LocalPlan:
 
     base: Preset | None = preset(settings.preset) if settings.preset else None
     given = settings.model_dump(exclude_unset=True)
-    given = {name: value for name, value in given.items() if name in RunSpec.model_fields}
     weak = base.spec.model_dump(exclude_unset=True) if base else {}
     pace_s = settings.pace_s
     if pace_s is None:
@@ -109,7 +114,7 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     own = {"max_learners": len(islands)}
     return LocalPlan(
         out=settings.out,
-        spec=RunSpec.model_validate(overlay(overlay(own, weak), given)),
+        spec=spec_of(given, settings.policy, overlay(own, weak)),
         islands=islands,
         data=settings.data,
         kills=parse_kills(settings.kill, names_of(islands)),

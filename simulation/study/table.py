@@ -50,6 +50,7 @@ class RowSummary(_Model):
     bytes_up: int
     bytes_down: int
     commits: tuple[str, ...]
+    commands: tuple[str, ...]
 
 
 class Headline(_Model):
@@ -124,6 +125,7 @@ def _summary(row: PlannedRow, cells: Cells) -> RowSummary:
         bytes_up=round(mean([result.bytes_up for result in results])),
         bytes_down=round(mean([result.bytes_down for result in results])),
         commits=tuple(sorted({cell.commit for cell in own.values()})),
+        commands=tuple(sorted({cell.command for cell in own.values()})),
     )
 
 
