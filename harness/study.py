@@ -85,10 +85,13 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A cell to make."""
+    """A recipe to make, and all rows that it is a cell of."""
 
-    row: str
+    rows: tuple[str, ...]
     recipe: Recipe
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.rows)} seed {self.recipe.seed}"
 
 
 class StudyRun:
@@ -132,7 +135,8 @@ class StudyRun:
         rows = plan(self._study)
         jobs = missing_jobs(self._study, rows, self._store)
         total = sum(len(row.recipes) for row in rows)
-        self._say(f"{self._study.name}: {total} cells, {total - len(jobs)} there already")
+        missing = sum(len(job.rows) for job in jobs)
+        self._say(f"{self._study.name}: {total} cells, {total - missing} there already")
         if jobs:
             self._make(jobs, stop)
         headline = write_tables(self._study, self._out)
@@ -185,10 +189,10 @@ class StudyRun:
         if answer.result is None:
             self._note_refused(job, answer.refusal)
             return
-        self._store.write(
-            Cell(
+        for row in job.rows:
+            cell = Cell(
                 study=self._study.name,
-                row=job.row,
+                row=row,
                 seed=job.recipe.seed,
                 recipe=job.recipe,
                 recipe_digest=job.recipe.digest,
@@ -198,29 +202,29 @@ class StudyRun:
                 isa=hello.isa,
                 wall_s=answer.wall_s,
             )
-        )
+            self._store.write(cell)
         with self._lock:
             self._done += 1
             elapsed_s = time.monotonic() - self._began_s
             left_min = elapsed_s / self._done * (total - self._done) / 60
             self._say(
-                f"[{self._done}/{total}] {job.row} seed {job.recipe.seed}: "
+                f"[{self._done}/{total}] {job}: "
                 f"{answer.result.loss:.4f} {answer.result.loss_unit}, {answer.wall_s:.0f} s; "
                 f"about {left_min:.0f} min left"
             )
 
     def _note_refused(self, job: Job, reason: str) -> None:
         with self._lock:
-            self._refused.append(f"{job.row} seed {job.recipe.seed}: {reason}")
-            self._say(f"{job.row} seed {job.recipe.seed} could not be made: {reason}")
+            self._refused.append(f"{job}: {reason}")
+            self._say(f"{job} could not be made: {reason}")
 
 
 def missing_jobs(study: Study, rows: Sequence[PlannedRow], store: Store) -> list[Job]:
-    """Cells that are not there, or of another recipe; the first seed of every row comes first.
+    """What is not there, or of another recipe; the first seed of every row comes first.
 
     A cell that another study has made from the same recipe is taken over, and is not missing.
     """
-    jobs = []
+    missing: dict[str, Job] = {}
     elsewhere = store.by_recipe()
     for place in range(max(len(row.recipes) for row in rows)):
         for row in rows:
@@ -231,9 +235,11 @@ def missing_jobs(study: Study, rows: Sequence[PlannedRow], store: Store) -> list
                 twin = elsewhere.get(recipe.digest)
                 if twin is not None:
                     store.write(twin.model_copy(update={"study": study.name, "row": row.name}))
-                else:
-                    jobs.append(Job(row.name, recipe))
-    return jobs
+                    continue
+                job = missing.get(recipe.digest)
+                names = job.rows if job is not None else ()
+                missing[recipe.digest] = Job((*names, row.name), recipe)
+    return list(missing.values())
 
 
 def write_tables(study: Study, out: Path) -> Headline:

@@ -25,7 +25,7 @@ STUDY = Study.model_validate(
         },
         "world": {"speeds": [1, 1]},
         "versus": {"dp": "dp"},
-        "rows": [{"name": "rounds"}, {"name": "dp", "kind": "data_parallel"}],
+        "rows": [{"name": "rounds"}, {"name": "dp", "kind": "data_parallel"}, {"name": "again"}],
     }
 )
 
@@ -38,9 +38,11 @@ def test_a_study_goes_on_where_it_stopped_and_its_cells_can_be_checked(tmp_path:
         StudyRun(STUDY, out, "the command", lines.append, 1, cache).run(threading.Event())
 
     run()
-    assert lines[0] == "small: 4 cells, 0 there already"
+    assert lines[0] == "small: 6 cells, 0 there already"
+    assert lines[-1].startswith("[4/4]")
     cells = sorted(path.name for path in (out / "cells" / "small").iterdir())
     assert cells == [
+        "again_scratch-0.json", "again_scratch-1.json",
         "dp_scratch-0.json", "dp_scratch-1.json", "rounds_scratch-0.json", "rounds_scratch-1.json",
     ]  # fmt: skip
     table = json.loads((out / "small.json").read_text())
@@ -50,10 +52,11 @@ def test_a_study_goes_on_where_it_stopped_and_its_cells_can_be_checked(tmp_path:
     assert (out / "small-gaps.png").stat().st_size > 1000
     assert (out / "small-curves.png").stat().st_size > 1000
 
+    # A row of the same recipe has it still, so it is taken over and not made again.
     (out / "cells" / "small" / "rounds_scratch-1.json").unlink()
     lines.clear()
     run()
-    assert lines[0] == "small: 4 cells, 3 there already"
+    assert lines[0] == "small: 6 cells, 6 there already"
     assert json.loads((out / "small.json").read_text())["rows"] == table["rows"]
 
     found = check_cell("rounds_scratch", 1, out, cache=cache)
@@ -66,7 +69,7 @@ def test_a_stopped_study_keeps_what_is_finished(tmp_path: Path) -> None:
     stop.set()
     run = StudyRun(STUDY, tmp_path, "the command", lambda line: None, 1, tmp_path / "cache")
     headline = run.run(stop)
-    assert len(headline.missing) == 4
+    assert len(headline.missing) == 6
     assert write_tables(STUDY, tmp_path).rows == {}
     with pytest.raises(Exception, match="no finished cell"):
         check_cell("rounds_scratch", 0, tmp_path)
