@@ -7,6 +7,7 @@ What is compressed: a header (magic, block, rows, values), then
                       escapes (`fragments.nibbles`); padding is zero
     f32-zstd/1        the float32 values, little-endian, exact, of the tensors in the order of their
                       slots, padding left out
+    bf16-zstd/1       likewise, the upper halves of values whose lower halves are zero
 
 The zstd frame states its content size and carries no checksum; CRC-32C covers the frame. A decoder
 knows from its layout, and only from there, how large each thing may be, and compares before it
@@ -34,7 +35,8 @@ from fragments.nibbles import Packed, half, pack, unpack
 
 INT8_CODEC = "int8-rms-zstd/2"
 F32_CODEC = "f32-zstd/1"
-CODECS = (INT8_CODEC, F32_CODEC)
+BF16_CODEC = "bf16-zstd/1"
+CODECS = (INT8_CODEC, F32_CODEC, BF16_CODEC)
 
 MIN_STEP_BITS = (127 - 100) << 7
 MAX_STEP_BITS = (127 + 100) << 7
@@ -45,7 +47,8 @@ DEFAULT_LEVEL = 1
 """Higher zstd levels search for matches that quantized noise does not have."""
 
 _HEADER = struct.Struct("<4sIIQ")
-_MAGIC = {INT8_CODEC: b"DLi2", F32_CODEC: b"DLf1"}
+_MAGIC = {INT8_CODEC: b"DLi2", F32_CODEC: b"DLf1", BF16_CODEC: b"DLb1"}
+_VALUE_BYTES = {F32_CODEC: 4, BF16_CODEC: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,13 @@ class Payload:
 
 
 def max_raw_size(codec: str, fragment: FragmentLayout) -> int:
-    """The most bytes that this fragment may have in `codec` before compression; in f32 it is what
-    it always has. PayloadError for an unknown codec.
+    """The most bytes that this fragment may have in `codec` before compression; in f32 and bf16 it
+    is what it always has. PayloadError for an unknown codec.
     """
     if codec == INT8_CODEC:
         return _HEADER.size + fragment.num_rows * (3 + fragment.block)
-    if codec == F32_CODEC:
-        return _HEADER.size + 4 * fragment.num_values
+    if codec in _VALUE_BYTES:
+        return _HEADER.size + _VALUE_BYTES[codec] * fragment.num_values
     raise PayloadError(f"codec {codec!r} is not known here; known are {', '.join(CODECS)}")
 
 
@@ -147,14 +150,8 @@ def encode_f32(
 
     Raises NonFiniteError for a NaN or infinity, PayloadError for an array that does not fit.
     """
-    _check_blocks(fragment, blocks_BxN, np.dtype(np.float32))
-    raw = np.empty(max_raw_size(F32_CODEC, fragment), np.uint8)
-    raw[: _HEADER.size] = np.frombuffer(_header(F32_CODEC, fragment), np.uint8)
-    values = raw[_HEADER.size :].view("<f4")
-    _gather(fragment, blocks_BxN, values)
-    if not np.isfinite(values).all():
-        raise NonFiniteError(f"fragment {fragment.index} has values that are not finite")
-    return _compress(F32_CODEC, raw, level)
+    values = _values_of(fragment, blocks_BxN)
+    return _compress(F32_CODEC, _with_header(F32_CODEC, fragment, values.astype("<f4")), level)
 
 
 def decode_f32(
@@ -165,11 +162,64 @@ def decode_f32(
     Raises PayloadError for anything that `encode_f32` would not have made of this fragment.
     """
     values = _decompress(F32_CODEC, fragment, payload).view("<f4")
+    return _blocks_of(fragment, rows_padded, values)
+
+
+def encode_bf16(
+    fragment: FragmentLayout,
+    blocks_BxN: Float32[np.ndarray, "B N"],
+    level: int = DEFAULT_LEVEL,
+) -> Payload:
+    """Encodes values that are bfloat16 already, as float32 with zero lower halves.
+
+    Raises NonFiniteError for a NaN or infinity, PayloadError for an array that does not fit or has
+    other values.
+    """
+    bits = _values_of(fragment, blocks_BxN).view(np.uint32)
+    if (bits & np.uint32(0xFFFF)).any():
+        raise PayloadError("a value is no bfloat16")
+    halves = (bits >> np.uint32(16)).astype("<u2")
+    return _compress(BF16_CODEC, _with_header(BF16_CODEC, fragment, halves), level)
+
+
+def decode_bf16(
+    fragment: FragmentLayout, rows_padded: int, payload: Payload
+) -> Float32[np.ndarray, "B N"]:
+    """The values, float32 (rows_padded, block), with zero lower halves; padding is +0.
+
+    Raises PayloadError for anything that `encode_bf16` would not have made of this fragment.
+    """
+    halves = _decompress(BF16_CODEC, fragment, payload).view("<u2")
+    values = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return _blocks_of(fragment, rows_padded, values)
+
+
+def _values_of(
+    fragment: FragmentLayout, blocks_BxN: Float32[np.ndarray, "B N"]
+) -> Float32[np.ndarray, " values"]:
+    """The values without padding, slot by slot."""
+    _check_blocks(fragment, blocks_BxN, np.dtype(np.float32))
+    values = np.empty(fragment.num_values, np.float32)
+    _gather(fragment, blocks_BxN, values)
+    if not np.isfinite(values).all():
+        raise NonFiniteError(f"fragment {fragment.index} has values that are not finite")
+    return values
+
+
+def _blocks_of(
+    fragment: FragmentLayout, rows_padded: int, values: Float32[np.ndarray, " values"]
+) -> Float32[np.ndarray, "B N"]:
+    """Undoes `_values_of`."""
     if not np.isfinite(values).all():
         raise PayloadError("the payload has values that are not finite")
     blocks_BxN = np.zeros((rows_padded, fragment.block), np.float32)
     _scatter(fragment, values, blocks_BxN)
     return blocks_BxN
+
+
+def _with_header(codec: str, fragment: FragmentLayout, body: np.ndarray) -> np.ndarray:
+    header = np.frombuffer(_header(codec, fragment), np.uint8)
+    return np.concatenate((header, body.view(np.uint8)))
 
 
 def _check_blocks(fragment: FragmentLayout, array: np.ndarray, dtype: np.dtype) -> None:
@@ -267,7 +317,7 @@ def _decompress(codec: str, fragment: FragmentLayout, payload: Payload) -> np.nd
         raise PayloadError(f"the payload's codec is {payload.codec!r}; expected {codec!r}")
     most = max_raw_size(codec, fragment)
     expected = payload.raw_size
-    if not _HEADER.size <= expected <= most or (codec == F32_CODEC and expected != most):
+    if not _HEADER.size <= expected <= most or (codec in _VALUE_BYTES and expected != most):
         raise PayloadError(f"the payload declares {expected} raw bytes; {most} are its bound")
     if len(data) > max_wire_bytes(codec, fragment):
         raise PayloadError(f"{len(data)} bytes are too many for a fragment of {most} raw bytes")

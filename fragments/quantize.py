@@ -27,15 +27,19 @@ _SMALLEST_NORMAL_BITS = 0x00800000
 _MAGNITUDE_MASK = 0x7FFFFFFF
 
 
-class Quantized(NamedTuple):
-    """A fragment in int8 symbols.
+Symbols = Int8[Array, "B N"] | Float32[Array, "B N"]
+"""Of a quantized fragment: int8, or, where nothing is quantized, values at a step of 1."""
 
-    `codes`: int8 (B, N) in [-127, 127]. `step_bits`: the bits of each block's bfloat16 step, 0
-    for a zero block. `finite`: scalar on the device; False when a value was not finite or too
-    large for a step of at most 2^100, and then the rest must not be used.
+
+class Quantized(NamedTuple):
+    """A fragment in symbols.
+
+    `codes`: int8 (B, N) in [-127, 127] (or see `Symbols`). `step_bits`: the bits of each block's
+    bfloat16 step, 0 for a zero block. `finite`: scalar on the device; False when a value was not
+    finite or too large for a step of at most 2^100, and then the rest must not be used.
     """
 
-    codes: Int8[Array, "B N"]
+    codes: Symbols
     step_bits: UInt16[Array, " B"]
     finite: Bool[Array, ""]
 
@@ -62,8 +66,8 @@ def quantize(
     Args:
         x_BxN: float32; padding must be zero.
         valid_B: values per row over which the RMS is taken (see `valid_counts`).
-        c: step as a fraction of the RMS, in (0, 2^20]; .5 to 1 costs about 3.1 to 2.1 bits a
-            value after entropy coding.
+        c: step as a fraction of the RMS, in [0, 2^20]; 0 for absmax/127. A c of .5 to 1 costs about
+            3.1 to 2.1 bits a value after entropy coding.
 
     The error is at most step/2. A block whose step would be below 2^-100 becomes zero.
     """
@@ -71,7 +75,7 @@ def quantize(
     rms_B = _rms(x_BxN, absmax_B, valid_B)
     wanted_B = jnp.maximum(jnp.float32(c) * rms_B, absmax_B / jnp.float32(MAX_CODE))
     # Rounding down takes at most 2^-8 of the step, so no symbol passes 127·(1 + 2^-8) < 127.5.
-    bits_B = _nearest_bfloat16_bits(wanted_B)
+    bits_B = nearest_bfloat16_bits(wanted_B)
     # Written so that a NaN, whose comparisons are all false, is not fine.
     fine_B = jnp.isfinite(absmax_B) & (bits_B <= jnp.uint16(MAX_STEP_BITS))
     bits_B = jnp.where(fine_B & (bits_B >= jnp.uint16(MIN_STEP_BITS)), bits_B, jnp.uint16(0))
@@ -82,9 +86,7 @@ def quantize(
 
 
 @jax.jit
-def dequantize(
-    codes_BxN: Int8[Array, "B N"], step_bits_B: UInt16[Array, " B"]
-) -> Float32[Array, "B N"]:
+def dequantize(codes_BxN: Symbols, step_bits_B: UInt16[Array, " B"]) -> Float32[Array, "B N"]:
     """Codes * step, exact in float32 for any step that `quantize` makes."""
     return codes_BxN.astype(jnp.float32) * step_values(step_bits_B)[:, None]
 
@@ -92,7 +94,7 @@ def dequantize(
 @jax.jit
 def apply_update(
     base_BxN: Float32[Array, "B N"],
-    codes_BxN: Int8[Array, "B N"],
+    codes_BxN: Symbols,
     step_bits_B: UInt16[Array, " B"],
 ) -> Float32[Array, "B N"]:
     """The next broadcast copy: base + codes * step, rounded once, `flush_subnormals`ed.
@@ -146,12 +148,12 @@ def _power_of_two(biased_exponent_B: UInt32[Array, " B"]) -> Float32[Array, " B"
     return jax.lax.bitcast_convert_type(biased_exponent_B << jnp.uint32(23), jnp.float32)
 
 
-def _nearest_bfloat16_bits(x_B: Float32[Array, " B"]) -> UInt16[Array, " B"]:
+def nearest_bfloat16_bits(x: Float32[Array, "*shape"]) -> UInt16[Array, "*shape"]:
     """Rounds positive float32 to bfloat16, nearest even, in integers.
 
     Not by astype: XLA may drop a conversion to bfloat16 and back ("excess precision").
     """
-    bits_B = jax.lax.bitcast_convert_type(x_B, jnp.uint32)
-    even_B = (bits_B >> jnp.uint32(16)) & jnp.uint32(1)
-    rounded_B: Array = (bits_B + jnp.uint32(0x7FFF) + even_B) >> jnp.uint32(16)
-    return rounded_B.astype(jnp.uint16)
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    even = (bits >> jnp.uint32(16)) & jnp.uint32(1)
+    rounded: Array = (bits + jnp.uint32(0x7FFF) + even) >> jnp.uint32(16)
+    return rounded.astype(jnp.uint16)

@@ -18,6 +18,9 @@ PositiveInt = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+CodecKind = Literal["int8", "absmax", "bf16", "f32"]
+
+
 class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -30,7 +33,11 @@ class IntervalStage(_Settings):
 
 
 class CodecSettings(_Settings):
-    """The wire codec. Step of a block = max(c * RMS, absmax / 127)."""
+    """The wire codec. Step of a block = max(c * RMS, absmax / 127); see `fragments.codec`."""
+
+    kind: CodecKind = Field(
+        default="int8", description="int8; or, to compare with, absmax/127 steps, bf16 or f32"
+    )
 
     step_fraction_up: float = Field(default=1.0, gt=0, description="c of pseudo-gradients")
     step_fraction_down: float = Field(default=1.0, gt=0, description="c of outer updates")

@@ -12,18 +12,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float32, Int32
 
+from fragments.codec import Codec
 from fragments.digest import digest_hex
 from fragments.errors import PayloadError
 from fragments.layout import Layout
-from fragments.payload import decode_f32, decode_int8, encode_int8
-from fragments.quantize import Quantized, apply_update, quantize, valid_counts
+from fragments.payload import decode_f32
+from fragments.quantize import Quantized, apply_update, valid_counts
 from fragments.records import (
     Adopted,
     Ask,
@@ -65,7 +66,8 @@ class Island:
     ) -> None:
         self.name = name
         self.layout = layout
-        self._codec = codec
+        self._codec = Codec.of(codec)
+        self._step_fraction = codec.step_fraction_up
         self._adoption = adoption or AdoptionSettings()
         self._has_narrow_tensors = any(spec.dtype != "float32" for spec in layout.tensors)
         self._tree = TreeCodec(layout, params)
@@ -153,7 +155,7 @@ class Island:
                 f"an update of fragment {update.fragment} from version {update.from_version} "
                 f"does not follow on {held.version if held else 'nothing'}"
             )
-        codes, step_bits = decode_int8(part, self.layout.rows_padded, update.payload)
+        codes, step_bits = self._codec.decode(part, self.layout.rows_padded, update.payload)
         value: Array = apply_update(held.value_BxN, codes, step_bits)
         return value
 
@@ -246,12 +248,8 @@ class Island:
         quantized = self._quantize(ask.fragment, self._as_trained(ask.fragment, base), local_BxN)
         if not bool(quantized.finite):
             return Decline(ask.fragment, ask.version, DeclineReason.NOT_FINITE)
-        payload = encode_int8(
-            self.layout.fragments[ask.fragment],
-            np.asarray(quantized.codes),
-            np.asarray(quantized.step_bits),
-            self._codec.zstd_level,
-        )
+        part = self.layout.fragments[ask.fragment]
+        payload = self._codec.encode(part, quantized.codes, quantized.step_bits)
         self._consumed[ask.fragment] = base.version
         if self._adoption.mode == "rebase":
             self._answered[ask.fragment] = Answered(base.version, local_BxN, now)
@@ -277,19 +275,18 @@ class Island:
     def _quantize(
         self, fragment: int, base_BxN: Float32[Array, "B N"], local_BxN: Float32[Array, "B N"]
     ) -> Quantized:
-        fraction = self._codec.step_fraction_up
-        quantized: Quantized = _quantized_difference(
-            base_BxN, local_BxN, self._valid[fragment], fraction
+        quantized: Quantized = _reduced_difference(
+            self._codec, base_BxN, local_BxN, self._valid[fragment], self._step_fraction
         )
         return quantized
 
 
-@jax.jit
-def _quantized_difference(
+@partial(jax.jit, static_argnums=0)
+def _reduced_difference(
+    codec: Codec,
     base_BxN: Float32[Array, "B N"],
     local_BxN: Float32[Array, "B N"],
     valid_B: Int32[Array, " B"],
     step_fraction: Any,
 ) -> Quantized:
-    quantized: Quantized = quantize(base_BxN - local_BxN, valid_B, step_fraction)
-    return quantized
+    return codec.reduce(base_BxN - local_BxN, valid_B, step_fraction)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32
 
+from fragments.codec import Codec
 from fragments.digest import digest_hex
 from fragments.errors import NonFiniteError
 from fragments.layout import FragmentLayout, Layout
-from fragments.payload import Payload, decode_int8, encode_f32, encode_int8
+from fragments.payload import Payload, encode_f32
 from fragments.quantize import flush_subnormals, valid_counts
 from fragments.records import ContributionKey, Update, Version
 from fragments.runspec import RunSpec
@@ -41,9 +42,10 @@ class Parameters:
         self.layout = layout
         self.fragments: tuple[FragmentParameters, ...] = tuple(fragments)
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
+        self._codec = Codec.of(spec.codec)
         fraction = spec.codec.step_fraction_down
-        self._step = make_outer_step(spec.outer, fraction)
-        self._closing_step = make_closing_step(fraction)
+        self._step = make_outer_step(spec.outer, self._codec, fraction)
+        self._closing_step = make_closing_step(self._codec, fraction)
 
     @staticmethod
     def newborn(
@@ -68,7 +70,9 @@ class Parameters:
     def warm_up(self) -> None:
         """Compile merge and step, so that the first round does not wait for it."""
         shape = (self.layout.rows_padded, self.layout.block)
-        silent: Encoded = (np.zeros(shape, np.int8), np.zeros(shape[0], np.uint16))
+        zeros_BxN = jnp.zeros(shape, jnp.float32)
+        reduced = self._codec.reduce(zeros_BxN, self._valid[0], 1.0)
+        silent: Encoded = (np.asarray(reduced.codes), np.asarray(reduced.step_bits))
         for step, mean in ((self._step, False), (self._closing_step, True)):
             merged_BxN = self._merge(self.layout.fragments[0], [Part(1.0, (silent,))], mean=mean)
             bool(step(self.fragments[0], merged_BxN, self._valid[0]).finite)
@@ -92,12 +96,7 @@ class Parameters:
             raise NonFiniteError(
                 f"the outer step of fragment {index} from version {order.version} is not finite"
             )
-        payload = encode_int8(
-            layout,
-            np.asarray(stepped.codes_BxN),
-            np.asarray(stepped.step_bits_B),
-            self.spec.codec.zstd_level,
-        )
+        payload = self._codec.encode(layout, stepped.codes_BxN, stepped.step_bits_B)
         linear, mixed = (int(word) for word in np.asarray(stepped.digest))
         self.fragments = (
             *self.fragments[:index],
@@ -116,13 +115,7 @@ class Parameters:
     def stand(self, order: MergeOrder, epoch: int) -> tuple[Update, FragmentParameters]:
         """The fragment one version on without a step: an update that adds nothing."""
         index = order.fragment
-        layout, rows = self.layout.fragments[index], self.layout.rows_padded
-        payload = encode_int8(
-            layout,
-            np.zeros((rows, self.layout.block), np.int8),
-            np.zeros(rows, np.uint16),
-            self.spec.codec.zstd_level,
-        )
+        payload = self._codec.nothing(self.layout.fragments[index], self.layout.rows_padded)
         update = Update(
             fragment=index,
             version=Version(epoch, order.version + 1),
@@ -153,5 +146,5 @@ class Parameters:
         layout, rows = self.layout.fragments[order.fragment], self.layout.rows_padded
         for participant in order.participants:
             keys = [meta.key for meta in participant.contributions]
-            encoded = tuple(decode_int8(layout, rows, payloads[key]) for key in keys)
+            encoded = tuple(self._codec.decode(layout, rows, payloads[key]) for key in keys)
             yield Part(participant.share, encoded)

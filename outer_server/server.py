@@ -12,8 +12,8 @@ from types import TracebackType
 
 import structlog
 
+from fragments.codec import Codec
 from fragments.errors import PayloadError, RefusedError
-from fragments.payload import INT8_CODEC, decode_int8, max_wire_bytes
 from fragments.records import (
     PROTOCOL_VERSION,
     Adopted,
@@ -92,6 +92,7 @@ class OuterServer:
             is_continued = start.epoch == start.snapshot.state.epoch
             if not is_continued:
                 _log.warning("unclean_stop", epoch=start.epoch, reason="a new epoch begins")
+            self._codec = Codec.of(self._directory.spec.codec)
             layout, fragments = self._directory.layout, start.snapshot.fragments
             self._engine = Engine(
                 Parameters(self._directory.spec, layout, fragments),
@@ -207,7 +208,7 @@ class OuterServer:
         if not 0 <= key.fragment < len(layout.fragments):
             raise RefusedError(RefusalCode.MISMATCH, f"there is no fragment {key.fragment}")
         try:
-            decode_int8(layout.fragments[key.fragment], layout.rows_padded, payload)
+            self._codec.decode(layout.fragments[key.fragment], layout.rows_padded, payload)
         except PayloadError as error:
             raise RefusedError(RefusalCode.BAD_PAYLOAD, str(error)) from error
         event = Contributed(
@@ -235,9 +236,14 @@ class OuterServer:
             raise RefusedError(RefusalCode.MISMATCH, f"there is no fragment {fragment}")
         return self._engine.publications.updates(fragment, have)
 
+    @property
+    def codec(self) -> str:
+        """Id of the codec in which contributions travel."""
+        return self._codec.id
+
     def payload_limit(self, fragment: int) -> int:
         """Largest compressed size, in bytes, that a contribution to `fragment` may have."""
-        return max_wire_bytes(INT8_CODEC, self._directory.layout.fragments[fragment])
+        return self._codec.max_wire_bytes(self._directory.layout.fragments[fragment])
 
     def count_bytes(self, learner: str, up: int, down: int) -> None:
         """Add to a name's traffic; names that never joined are not counted."""

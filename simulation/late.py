@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float32
 
+from fragments.codec import Codec
 from fragments.layout import Layout
-from fragments.payload import Payload, decode_int8, encode_int8
-from fragments.quantize import dequantize, quantize, valid_counts
+from fragments.payload import Payload
+from fragments.quantize import dequantize, valid_counts
 from fragments.records import Receipt
 from fragments.runspec import RunSpec
 from outer_server.core.step import FragmentParameters
@@ -32,6 +32,7 @@ class AgainstCurrent:
     def __init__(self, spec: RunSpec, layout: Layout) -> None:
         self._spec = spec
         self._layout = layout
+        self._codec = Codec.of(spec.codec)
         self._values: dict[tuple[int, int], Float32[Array, "B N"]] = {}
 
     def superseded(self, fragment: int, version: int, value_BxN: Float32[Array, "B N"]) -> None:
@@ -50,18 +51,13 @@ class AgainstCurrent:
         if base_BxN is None:
             return payload
         part, rows = self._layout.fragments[index], self._layout.rows_padded
-        codes_BxN, step_bits_B = decode_int8(part, rows, payload)
+        codes_BxN, step_bits_B = self._codec.decode(part, rows, payload)
         moved_BxN = published[index].broadcast_BxN - base_BxN
-        quantized = quantize(
+        quantized = self._codec.reduce(
             moved_BxN + dequantize(codes_BxN, step_bits_B),
             jnp.asarray(valid_counts(part, rows)),
             self._spec.codec.step_fraction_up,
         )
         if not bool(quantized.finite):
             return payload
-        return encode_int8(
-            part,
-            np.asarray(quantized.codes),
-            np.asarray(quantized.step_bits),
-            self._spec.codec.zstd_level,
-        )
+        return self._codec.encode(part, quantized.codes, quantized.step_bits)

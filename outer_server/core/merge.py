@@ -23,10 +23,10 @@ import numpy as np
 from jaxtyping import Array, Float32, Float64, Int8, Int32, UInt16
 
 from fragments.layout import FragmentLayout
-from fragments.quantize import dequantize, step_values
+from fragments.quantize import Symbols, dequantize, step_values
 
-Encoded = tuple[Int8[np.ndarray, "B N"], UInt16[np.ndarray, " B"]]
-"""Codes and step bits of one contribution, as `fragments.payload.decode_int8` returns them."""
+Encoded = tuple[Int8[np.ndarray, "B N"] | Float32[np.ndarray, "B N"], UInt16[np.ndarray, " B"]]
+"""Symbols and step bits of one contribution, as `fragments.codec.Codec.decode` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _over(numerator: float, denominator_T: Float64[np.ndarray, " T"]) -> Float64
 def _add(
     total_BxN: Float32[Array, "B N"],
     weight_B: Float32[Array, " B"],
-    codes_BxN: Int8[Array, "B N"],
+    codes_BxN: Symbols,
     step_bits_B: UInt16[Array, " B"],
 ) -> Float32[Array, "B N"]:
     total: Array = total_BxN + weight_B[:, None] * dequantize(codes_BxN, step_bits_B)
@@ -135,7 +135,9 @@ def _row_squares(x_BxN: Float32[Array, "B N"]) -> Float32[Array, " B"]:
 
 
 @jax.jit
-def _row_products(one_BxN: Int8[Array, "B N"], two_BxN: Int8[Array, "B N"]) -> Int32[Array, " B"]:
-    """Exact: 127^2 times a block of at most 2^17 values is below 2^31."""
-    product = one_BxN.astype(jnp.int32) * two_BxN.astype(jnp.int32)
-    return jnp.sum(product, axis=1, dtype=jnp.int32)
+def _row_products(one_BxN: Symbols, two_BxN: Symbols) -> Int32[Array, " B"] | Float32[Array, " B"]:
+    """Of int8 symbols exact: 127^2 times a block of at most 2^17 values is below 2^31."""
+    if one_BxN.dtype == jnp.int8:
+        product = one_BxN.astype(jnp.int32) * two_BxN.astype(jnp.int32)
+        return jnp.sum(product, axis=1, dtype=jnp.int32)
+    return jnp.sum(one_BxN * two_BxN, axis=1)

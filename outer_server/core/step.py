@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float32, Int8, Int32, UInt16, UInt32
+from jaxtyping import Array, Bool, Float32, Int32, UInt16, UInt32
 
+from fragments.codec import Codec
 from fragments.digest import digest_blocks
 from fragments.errors import SettingsError
-from fragments.quantize import apply_update, quantize
+from fragments.quantize import Symbols, apply_update
 from fragments.runspec import OuterSettings
 
 
@@ -35,7 +36,7 @@ class Stepped(NamedTuple):
     """What an outer step makes. `finite` False: nothing of it may be used."""
 
     parameters: FragmentParameters
-    codes_BxN: Int8[Array, "B N"]
+    codes_BxN: Symbols
     step_bits_B: UInt16[Array, " B"]
     digest: UInt32[Array, " 2"]
     finite: Bool[Array, ""]
@@ -79,19 +80,19 @@ def newborn(
     return FragmentParameters(value_BxN, value_BxN, optimizer.init(value_BxN))
 
 
-def make_outer_step(settings: OuterSettings, step_fraction: float) -> OuterStep:
+def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float) -> OuterStep:
     """The jitted outer step; compiled once, since all fragments share one shape.
 
-    The update sent is master - broadcast copy after the step, quantized with
-    `step_fraction`; the new broadcast copy is the old one plus exactly that. The
+    The update sent is master - broadcast copy after the step, reduced by `codec`
+    with `step_fraction`; the new broadcast copy is the old one plus exactly that. The
     same settings give the same function, which many runs in one process (the
     study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
-    return _outer_step(settings.model_dump_json(), step_fraction)
+    return _outer_step(settings.model_dump_json(), codec, step_fraction)
 
 
 @lru_cache(maxsize=16)
-def _outer_step(settings_json: str, step_fraction: float) -> OuterStep:
+def _outer_step(settings_json: str, codec: Codec, step_fraction: float) -> OuterStep:
     optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
 
     @jax.jit
@@ -102,13 +103,13 @@ def _outer_step(settings_json: str, step_fraction: float) -> OuterStep:
     ) -> Stepped:
         updates_BxN, outer = optimizer.update(merged_BxN, old.outer, old.master_BxN)
         master_BxN = optax.apply_updates(old.master_BxN, updates_BxN)
-        return _sent(old, master_BxN, outer, valid_B, step_fraction)
+        return _sent(old, master_BxN, outer, valid_B, codec, step_fraction)
 
     return step
 
 
 @lru_cache(maxsize=16)
-def make_closing_step(step_fraction: float) -> OuterStep:
+def make_closing_step(codec: Codec, step_fraction: float) -> OuterStep:
     """The jitted step of the closing lap: theta <- theta - D, with the outer state left alone.
 
     With the token-weighted average as D, theta becomes the mean of what the learners hold. An
@@ -123,7 +124,8 @@ def make_closing_step(step_fraction: float) -> OuterStep:
         merged_BxN: Float32[Array, "B N"],
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
-        return _sent(old, old.master_BxN - merged_BxN, old.outer, valid_B, step_fraction)
+        master_BxN = old.master_BxN - merged_BxN
+        return _sent(old, master_BxN, old.outer, valid_B, codec, step_fraction)
 
     return step
 
@@ -133,10 +135,11 @@ def _sent(
     master_BxN: Float32[Array, "B N"],
     outer: Any,
     valid_B: Int32[Array, " B"],
+    codec: Codec,
     step_fraction: float,
 ) -> Stepped:
     """The new master, and the update that takes the broadcast copy towards it."""
-    quantized = quantize(master_BxN - old.broadcast_BxN, valid_B, step_fraction)
+    quantized = codec.reduce(master_BxN - old.broadcast_BxN, valid_B, step_fraction)
     broadcast_BxN = apply_update(old.broadcast_BxN, quantized.codes, quantized.step_bits)
     finite = quantized.finite & jnp.all(jnp.isfinite(master_BxN))
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)

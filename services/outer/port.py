@@ -85,6 +85,10 @@ class OuterPort(Protocol):
     def status(self) -> RunStatus:
         """A snapshot; never waits for the training."""
 
+    @property
+    def codec(self) -> str:
+        """Id of the codec in which contributions travel."""
+
     def payload_limit(self, fragment: int) -> int:
         """Largest acceptable wire size of a contribution to this fragment, bytes.
 

@@ -12,7 +12,6 @@ import grpc
 
 from diloco.v1 import common_pb2, push_pb2, push_pb2_grpc
 from fragments.errors import PayloadError, RefusedError
-from fragments.payload import INT8_CODEC
 from fragments.records import ContributionKey, Lease, Receipt, Refusal, RefusalCode
 from services import translate
 from services.outer.checks import RunIdentity, check_deadline
@@ -85,10 +84,11 @@ class PushServicer(push_pb2_grpc.PushServiceServicer):
     def _admit(self, lease: Lease, key: ContributionKey, payload: common_pb2.PayloadHeader) -> int:
         """The most bytes to take. Refuses before any of them is received."""
         self._outer.admit(lease, key)
-        if payload.codec != INT8_CODEC:
+        codec = self._outer.codec
+        if payload.codec != codec:
             raise RefusedError(
                 RefusalCode.MISMATCH,
-                f"contributions travel as {INT8_CODEC}, not as {payload.codec or 'nothing'}: "
+                f"contributions travel as {codec}, not as {payload.codec or 'nothing'}: "
                 "update the older program",
             )
         limit = self._outer.payload_limit(key.fragment)

@@ -60,6 +60,7 @@ class FakeOuter:
 
     def __init__(self, generation: int = 1, max_learners: int = 4) -> None:
         self.generation = generation
+        self.codec = INT8_CODEC
         self.spec = RunSpec(run_id=RUN_ID, max_learners=max_learners)
         self.phase = Phase.TRAINING
         self.published: dict[int, tuple[Update, ...]] = {}
