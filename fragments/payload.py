@@ -2,9 +2,9 @@
 
 What is compressed: a header (magic, block, rows, values), then
 
-    int8-rms-zstd/2   the bfloat16 bits of each row's step, little-endian; a byte for each row, 1
-                      where it is wide; the narrow rows as nibbles, the wide ones as int8, and the
-                      escapes (`fragments.nibbles`); padding is zero
+    int8-rms-zstd/2   the bfloat16 bits of each row's step, little-endian; a byte for each row's
+                      form; the rows that are trits, nibbles and wide; the escapes of nibbles, then
+                      those of trits (`fragments.packing`); padding is zero
     f32-zstd/1        the float32 values, little-endian, exact, of the tensors in the order of their
                       slots, padding left out
     bf16-zstd/1       likewise, the upper halves of values whose lower halves are zero
@@ -31,7 +31,17 @@ from jaxtyping import Float32, Int8, UInt16
 
 from fragments.errors import NonFiniteError, PayloadError
 from fragments.layout import FragmentLayout
-from fragments.nibbles import Packed, half, pack, unpack
+from fragments.packing import (
+    ESCAPED_GROUP,
+    GROUP,
+    NIBBLES,
+    TRITS,
+    WIDE,
+    Packed,
+    pack,
+    row_bytes,
+    unpack,
+)
 
 INT8_CODEC = "int8-rms-zstd/2"
 F32_CODEC = "f32-zstd/1"
@@ -101,10 +111,12 @@ def encode_int8(
     parts = (
         np.frombuffer(_header(INT8_CODEC, fragment), np.uint8),
         steps_B.astype("<u2").view(np.uint8),
-        packed.wide_B.view(np.uint8),
-        packed.narrow.reshape(-1),
+        packed.forms_B,
+        packed.trits.reshape(-1),
+        packed.nibbles.reshape(-1),
         packed.wide.reshape(-1).view(np.uint8),
-        packed.escapes.view(np.uint8),
+        packed.nibble_escapes.view(np.uint8),
+        packed.trit_escapes.reshape(-1).view(np.uint8),
     )
     return _compress(INT8_CODEC, np.concatenate(parts), level)
 
@@ -121,24 +133,30 @@ def decode_int8(
     step_bits_B = np.zeros(rows_padded, np.uint16)
     codes_BxN = np.zeros((rows_padded, width), np.int8)
     step_bits_B[:rows] = _take(body, 0, 2 * rows).view("<u2")
-    wide_B = _take(body, 2 * rows, rows)
-    if (wide_B > 1).any():
-        raise PayloadError("the payload has a row that is neither narrow nor wide")
-    num_wide = int(np.count_nonzero(wide_B))
-    narrow_bytes, wide_bytes = (rows - num_wide) * half(width), num_wide * width
-    narrow = _take(body, 3 * rows, narrow_bytes)
-    wide = _take(body, 3 * rows + narrow_bytes, wide_bytes)
-    packed = Packed(
-        wide_B.view(bool),
-        narrow.reshape(rows - num_wide, half(width)),
-        wide.view(np.int8).reshape(num_wide, width),
-        body[3 * rows + narrow_bytes + wide_bytes :].view(np.int8),
-    )
-    unpack(packed, codes_BxN[:rows])
+    unpack(_packed(_take(body, 2 * rows, rows), width, body[3 * rows :]), codes_BxN[:rows])
     if any(tail.any() for tail in _tails(fragment, codes_BxN)):
         raise PayloadError("the payload has symbols in its padding")
     _check_int8(codes_BxN[:rows], step_bits_B[:rows])
     return codes_BxN, step_bits_B
+
+
+def _packed(forms_B: np.ndarray, width: int, body: np.ndarray) -> Packed:
+    """The packed rows and their escapes, as views of the rest of a payload's body."""
+    if (forms_B > WIDE).any():
+        raise PayloadError("the payload has a row of no known form")
+    rows: list[np.ndarray] = []
+    start = 0
+    for form in (TRITS, NIBBLES, WIDE):
+        count, size = int(np.count_nonzero(forms_B == form)), row_bytes(form, width)
+        rows.append(_take(body, start, count * size).reshape(count, size))
+        start += count * size
+    escapes = body[start:].view(np.int8)
+    groups = np.count_nonzero(rows[0] == ESCAPED_GROUP)
+    if len(escapes) < GROUP * groups:
+        raise PayloadError("the payload is shorter than its escapes")
+    split = len(escapes) - GROUP * groups
+    trit_escapes = escapes[split:].reshape(groups, GROUP)
+    return Packed(forms_B, rows[0], trit_escapes, rows[1], rows[2].view(np.int8), escapes[:split])
 
 
 def encode_f32(
