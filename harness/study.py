@@ -17,7 +17,7 @@ from harness.environment import child_environment, module
 from harness.study_worker import Answer, Hello
 from harness.warm import use_cache
 from simulation.study.matrix import PlannedRow, Recipe, Study, plan
-from simulation.study.plot import draw_curves, draw_gaps
+from simulation.study.plot import draw_bits, draw_curves, draw_gaps
 from simulation.study.store import Cell, Store
 from simulation.study.table import Headline, markdown, summarise
 
@@ -257,6 +257,8 @@ def write_tables(study: Study, out: Path) -> Headline:
     _write(out / f"{study.name}.md", markdown(headline))
     draw_gaps(headline, out / f"{study.name}-gaps.png")
     draw_curves(headline, cells, out / f"{study.name}-curves.png")
+    if study.against_bits:
+        draw_bits(headline, out / f"{study.name}-bits.png")
     return headline
 
 

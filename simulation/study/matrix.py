@@ -67,11 +67,12 @@ class Row(_Model):
 
 
 class Study(_Model):
-    """The whole file."""
+    """The whole file. `against_bits`: also draw the gaps to "equal" against the bits on the wire."""
 
     name: Name
     title: str
     about: str = ""
+    against_bits: bool = False
     data: str | None = None
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     starts: Annotated[tuple[Start, ...], Field(min_length=1)] = ("scratch",)

@@ -59,6 +59,41 @@ def draw_gaps(headline: Headline, path: Path) -> bool:
     return True
 
 
+def draw_bits(headline: Headline, path: Path) -> bool:
+    """Writes a PNG: every row's gap to its "equal" against its bits a parameter, both ways' mean.
+
+    False, and nothing written, where no row has both.
+    """
+    points = [
+        (
+            name,
+            (row.bits_up + row.bits_down) / 2,
+            row.gap_to_equal_percent,
+            row.gap_to_equal_interval,
+        )
+        for name, row in headline.rows.items()
+        if row.policy == "decoupled" and row.gap_to_equal_percent is not None
+        if row.bits_up is not None and row.bits_down is not None
+    ]
+    if not points:
+        return False
+    figure = _canvas(8.5, 4.5)
+    axes = figure.subplots()
+    for name, bits, gap, width in points:
+        axes.errorbar(
+            [bits], [gap], yerr=[width or 0.0],
+            fmt="o", color=_COLOURS[0], markersize=5, capsize=3, linewidth=1.4,
+        )  # fmt: skip
+        axes.annotate(name, (bits, gap), (5, 5), textcoords="offset points", fontsize=7.5)
+    axes.axhline(0.0, color=_FAINT, linewidth=1.0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    _style(axes, "Held-out loss against bits", "bits a parameter and synchronisation", "gap in %")
+    axes.grid(color=_RULE, linewidth=0.9)
+    _write(figure, path)
+    return True
+
+
 def draw_curves(headline: Headline, cells: Cells, path: Path) -> bool:
     """Writes a PNG: held-out loss over tokens and over virtual time, means over the seeds.
 

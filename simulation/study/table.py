@@ -27,6 +27,7 @@ class RowSummary(_Model):
     """
 
     about: str
+    policy: str
     start: Start
     seeds: tuple[int, ...]
     loss_unit: str
@@ -102,6 +103,7 @@ def _summary(row: PlannedRow, cells: Cells) -> RowSummary:
     bits_down = [result.bits_down for result in results if result.bits_down is not None]
     return RowSummary(
         about=row.about,
+        policy=results[0].policy,
         start=row.start,
         seeds=tuple(sorted(own)),
         loss_unit=results[0].loss_unit,

@@ -12,6 +12,7 @@ from learner.program import Program
 from simulation.result import RunResult
 from simulation.study.cell import run_recipe
 from simulation.study.matrix import Recipe, Study, load_study, plan
+from simulation.study.plot import draw_bits
 from simulation.study.store import Cell, Store
 from simulation.study.table import markdown, summarise
 from tests.support.tiny import TinyProgram
@@ -202,6 +203,16 @@ def test_the_table_is_paired_by_seed() -> None:
     assert table.missing == ()
     text = markdown(table)
     assert "| `a_scratch` | 2 | 2.5550 ± 0.7566 | +2.00 ± 12.71 | 0.800 ± 1.271 |" in text
+
+
+def test_bits_are_drawn_for_the_runs_that_have_rounds(tmp_path: Path) -> None:
+    study = _study(versus={"equal": "a"})
+    rows = plan(study)
+    cells = {row.name: {0: _cell(row.name, row.recipes[0], 2.0)} for row in rows}
+    assert draw_bits(summarise(study, rows, cells), tmp_path / "bits.png")
+    assert (tmp_path / "bits.png").stat().st_size > 1000
+    assert not draw_bits(summarise(_study(), plan(_study()), cells), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
 
 
 def test_what_is_not_made_yet_is_named() -> None:
