@@ -67,7 +67,7 @@ class Row(_Model):
 
 
 class Study(_Model):
-    """The whole file. `against_bits`: also draw the gaps to "equal" against the bits on the wire."""
+    """The whole file. `against_bits`: also draw gaps to "equal" against the bits on the wire."""
 
     name: Name
     title: str

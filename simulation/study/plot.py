@@ -79,9 +79,9 @@ def draw_bits(headline: Headline, path: Path) -> bool:
         return False
     figure = _canvas(8.5, 4.5)
     axes = figure.subplots()
-    for name, bits, gap, width in points:
+    for name, row, bits, gap in points:
         axes.errorbar(
-            [bits], [gap], yerr=[width or 0.0],
+            [bits], [gap], yerr=[row.gap_to_equal_interval or 0.0],
             fmt="o", color=_COLOURS[0], markersize=5, capsize=3, linewidth=1.4,
         )  # fmt: skip
         axes.annotate(name, (bits, gap), (5, 5), textcoords="offset points", fontsize=7.5)
