@@ -65,12 +65,7 @@ def draw_bits(headline: Headline, path: Path) -> bool:
     False, and nothing written, where no row has both.
     """
     points = [
-        (
-            name,
-            (row.bits_up + row.bits_down) / 2,
-            row.gap_to_equal_percent,
-            row.gap_to_equal_interval,
-        )
+        (name, row, (row.bits_up + row.bits_down) / 2, row.gap_to_equal_percent)
         for name, row in headline.rows.items()
         if row.policy == "decoupled" and row.gap_to_equal_percent is not None
         if row.bits_up is not None and row.bits_down is not None
