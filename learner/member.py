@@ -34,7 +34,7 @@ from learner.program import Program
 from learner.session import Session
 
 PATIENCE_S = 600.0
-"""Longest wait in which no fragment arrives: one of a big model over a thin link takes minutes."""
+"""Longest wait in which nothing arrives of the weights."""
 
 POLL_S = 0.2
 """How often a stop request is looked for while waiting for the server."""
@@ -87,6 +87,7 @@ class Member:
         )
         self.session = Session(link, self._hello, self._welcomed, on_attached, self._noted)
         self.inbox = Inbox(self.island, link, self.session)
+        self._link = link
         self._name = name
         self._role = role
         self._run_id = description.run_id
@@ -110,15 +111,15 @@ class Member:
         Raises the session's failure where there is one, UnreachableError when
         nothing arrives for PATIENCE_S.
         """
-        waited_s, fetched = 0.0, self.inbox.fetched
+        waited_s, arrived_bytes = 0.0, self._link.arrived_bytes
         while not stop.is_set():
             if self.inbox.wait_idle(POLL_S):
                 return True
             if self.session.failure is not None:
                 raise self.session.failure
             waited_s += POLL_S
-            if self.inbox.fetched != fetched:
-                waited_s, fetched = 0.0, self.inbox.fetched
+            if self._link.arrived_bytes != arrived_bytes:
+                waited_s, arrived_bytes = 0.0, self._link.arrived_bytes
             if waited_s >= PATIENCE_S:
                 raise UnreachableError(f"no weights arrived for {PATIENCE_S:.0f} s")
         return False
