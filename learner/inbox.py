@@ -9,6 +9,7 @@ import structlog
 
 from fragments.errors import DilocoError, PayloadError, RefusedError
 from fragments.records import Published, Version
+from learner.backlog import Backlog
 from learner.island import Island
 from learner.ports import Link
 from learner.session import Session
@@ -31,6 +32,7 @@ class Inbox:
         self._session = session
         self._wanted: dict[int, Version] = {}
         self._changed = threading.Condition()
+        self.backlog = Backlog(lambda: island.completed.step)
         self._stopping = False
         self._useless_bytes = 0
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
@@ -78,6 +80,7 @@ class Inbox:
             while (fragment := self._next()) is not None:
                 before_bytes = self._link.arrived_bytes
                 if not self._fetch(fragment):
+                    self.backlog.idle()
                     self._useless_bytes += self._link.arrived_bytes - before_bytes
                     with self._changed:
                         self._changed.wait_for(lambda: self._stopping, PAUSE_S)
@@ -91,7 +94,9 @@ class Inbox:
                 for fragment, version in self._wanted.items():
                     newest = self._island.newest_version(fragment)
                     if newest is None or newest < version:
+                        self.backlog.busy()
                         return fragment
+                self.backlog.idle()
                 if self._wanted:
                     self._wanted.clear()
                     self._changed.notify_all()

@@ -81,9 +81,11 @@ VERB = Verb(
         "Train one island of a run: join the server, train on a shard of the data, answer when\n"
         "the server asks for what was learned, and adopt new versions between two steps. Ends by\n"
         "itself when the run is finished. All settings of the run come from the server.\n\n"
-        "A server that goes away later stops nobody: the learner trains on and comes back to it.\n\n"
-        "A cap holds bulk traffic, over any 10 s, to so many Mbit/s (10^6 bits); heartbeats do not\n"
-        "count. Training does not wait for it: `diloco status` says when it outruns the link."
+        "A server that goes away later stops nobody: the learner trains on and comes back to it.\n"
+        "\n"
+        "A cap holds what travels of weights and pseudo-gradients, over any 10 s, to so many\n"
+        "Mbit/s (10^6 bits); heartbeats do not count. Training does not wait for it: `diloco\n"
+        "status` says when it outruns the link."
     ),
     examples=(
         "examples:\n"
