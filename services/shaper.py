@@ -5,6 +5,7 @@ Counted are serialized messages; TCP and IP add about 4% to them on packets of 1
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -179,9 +180,14 @@ def bytes_s(cap_mbit: float) -> float:
     return cap_mbit * BYTES_PER_MBIT
 
 
+def told_cap(cap_mbit: float) -> float | None:
+    """A cap as the other end tells it: None for 0, and for what nobody could obey."""
+    return cap_mbit if 0.0 < cap_mbit < math.inf else None
+
+
 def chunk_bytes(largest: int, *caps_mbit: float | None) -> int:
     """The chunk of transfers that obey all `caps_mbit`: DEPTH_S of the smallest, or `largest`."""
-    within = [int(bytes_s(cap) * DEPTH_S) for cap in caps_mbit if cap]
+    within = [int(bytes_s(cap) * DEPTH_S) for cap in caps_mbit if cap is not None]
     return max(1, min([largest, *within]))
 
 

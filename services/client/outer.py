@@ -35,7 +35,7 @@ from services.client.transfer import BulkRoute, PullTransfer, PushTransfer
 from services.errors import OlderServerError, error_of
 from services.security import Address, parse_address
 from services.settings import ClientSettings
-from services.shaper import Shaper, window_options
+from services.shaper import Shaper, told_cap, window_options
 
 _log = structlog.get_logger(__name__)
 _Result = TypeVar("_Result")
@@ -207,7 +207,7 @@ class GrpcLink:
             self._settings,
             pace,
             shaper,
-            server_cap_mbit,
+            told_cap(server_cap_mbit),
             RunSpec.model_validate_json(run.run_spec_json).max_learners,
             self._closed,
             self._arrived,

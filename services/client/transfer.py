@@ -35,9 +35,9 @@ class BulkRoute:
     """What a transfer in one direction needs of its link.
 
     `channel(again)`: the bulk channel, looked up anew when `again`. `see_generation` raises when
-    an older server answers. `server_cap_mbit`: the server's in this direction, 0 for none, which
-    up to `sharing` transfers share. `closed` ends every wait for `shaper`;
-    `arrived` is told of the bytes of each chunk that came down.
+    an older server answers. `server_cap_mbit`: the server's in this direction, which up to
+    `sharing` transfers share. `closed` ends every wait for `shaper`. `arrived` is told of the bytes
+    of each chunk that came down.
     """
 
     address: str
@@ -45,7 +45,7 @@ class BulkRoute:
     settings: ClientSettings
     pace: TransferPace
     shaper: Shaper
-    server_cap_mbit: float
+    server_cap_mbit: float | None
     sharing: int
     closed: threading.Event
     arrived: Callable[[int], None]
@@ -61,7 +61,7 @@ class BulkRoute:
     def deadline_s(self, transfer_bytes: int) -> float:
         """What a transfer of this size is given, seconds; never less than both caps need."""
         cap = self.server_cap_mbit
-        share_bytes_s = bytes_s(cap) / self.sharing if cap else math.inf
+        share_bytes_s = math.inf if cap is None else bytes_s(cap) / self.sharing
         return self.pace.deadline_s(transfer_bytes, share_bytes_s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ from services.shaper import (
     Meter,
     Shaper,
     chunk_bytes,
+    told_cap,
     window_options,
 )
 
@@ -123,10 +125,11 @@ def test_the_meter_says_the_mean_of_the_last_seconds(steps: list[tuple[float, in
 
 
 def test_chunks_and_windows_follow_the_cap() -> None:
-    assert chunk_bytes(MIB, None) == chunk_bytes(MIB, None, 0.0) == MIB
+    assert chunk_bytes(MIB, None) == chunk_bytes(MIB, None, None) == MIB
     assert chunk_bytes(MIB, 10.0) == 125_000  # 0.1 s
     assert chunk_bytes(MIB, 100.0, 10.0) == 125_000
     assert chunk_bytes(MIB, 1000.0) == MIB
+    assert [told_cap(cap) for cap in (5.0, 0.0, -1.0, math.nan, math.inf)] == [5.0] + 4 * [None]
     assert window_options(None, 1) == []
     assert dict(window_options(10.0, 1))["grpc.http2.lookahead_bytes"] == 250_000
     assert dict(window_options(10.0, 16))["grpc.http2.lookahead_bytes"] == 64 << 10
