@@ -38,7 +38,7 @@ class Member:
 
 
 @contextmanager
-def joined(settings: MemberSettings) -> Iterator[Member | None]:
+def joined(settings: MemberSettings, cap_up_mbit: float | None = None) -> Iterator[Member | None]:
     """Reaches the server, builds the run's program, and closes everything at the end.
 
     Yields None, after saying so on stdout, for a run that is finished: nothing is built then.
@@ -49,7 +49,12 @@ def joined(settings: MemberSettings) -> Iterator[Member | None]:
             than the run's without `other_data`.
     """
     health = AdminHealth(settings.admin_port)
-    link = GrpcLink(settings.address, settings=settings.link)
+    link = GrpcLink(
+        settings.address,
+        settings=settings.link,
+        cap_up_mbit=cap_up_mbit,
+        cap_down_mbit=settings.cap_down_mbit,
+    )
     try:
         description = link.describe()
         structlog.contextvars.bind_contextvars(run=description.run_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from cli.keys import VerbSettings
-from services.settings import ClientSettings
+from services.settings import CapMbit, ClientSettings
 
 
 class ProcessSettings(VerbSettings):
@@ -37,5 +37,9 @@ class MemberSettings(ProcessSettings):
         ge=0,
         le=65535,
         description="loopback port of this process's own health service; 0 for any free one",
+    )
+    cap_down_mbit: CapMbit = Field(
+        default=None,
+        description="most Mbit/s of weights that this process pulls down from the server",
     )
     link: ClientSettings = ClientSettings()

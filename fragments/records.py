@@ -65,7 +65,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """All that a process needs to build the model and layout of a run."""
+    """All that a process needs to build the model and layout of a run.
+
+    The caps are the server's own on its bulk traffic, Mbit/s, 0 for none.
+    """
 
     run_id: str
     protocol_version: int
@@ -77,6 +80,8 @@ class RunDescription:
     generation: int
     epoch: int
     phase: Phase
+    cap_receive_mbit: float = 0.0
+    cap_send_mbit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,9 @@ class Report:
     """Where a learner is. `step` and `tokens` are cumulative since its process began.
 
     `cursor`: next batch of its shard. `wait_share` in [0, 1]; `step_s` in
-    seconds; `loss` in nats per token, NaN if unknown.
+    seconds; `loss` in nats per token, NaN if unknown. Caps and use of its bulk
+    traffic in Mbit/s, 0 for no cap: its link fills them in. `outruns`: there
+    was always a transfer waiting or under way in the last H steps.
     """
 
     step: int
@@ -141,6 +148,11 @@ class Report:
     wait_share: float = 0.0
     step_s: float = 0.0
     loss: float = float("nan")
+    cap_up_mbit: float = 0.0
+    cap_down_mbit: float = 0.0
+    use_up_mbit: float = 0.0
+    use_down_mbit: float = 0.0
+    outruns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +327,11 @@ class LearnerStatus:
     bytes_up: int
     bytes_down: int
     weights_digest: str
+    cap_up_mbit: float = 0.0
+    cap_down_mbit: float = 0.0
+    use_up_mbit: float = 0.0
+    use_down_mbit: float = 0.0
+    outruns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,3 +371,7 @@ class RunStatus:
     fragments: Sequence[FragmentStatus] = field(default=())
     learners: Sequence[LearnerStatus] = field(default=())
     evaluations: Sequence[EvaluationStatus] = field(default=())
+    cap_receive_mbit: float = 0.0
+    cap_send_mbit: float = 0.0
+    use_receive_mbit: float = 0.0
+    use_send_mbit: float = 0.0

@@ -18,6 +18,7 @@ from harness.words import (
     count_text,
     duration_text,
     loss_text,
+    rate_text,
     share_text,
     sparkline,
 )
@@ -58,6 +59,7 @@ def status_view(
         _facts(status, curve),
         Text(""),
         _learners(status.learners),
+        *_links(status.learners),
         Text(""),
         _fragments(status),
     ]
@@ -85,7 +87,9 @@ def status_line(status: RunStatus) -> str:
     loss = status.evaluations[-1].loss if status.evaluations else float("nan")
     unit = status.evaluations[-1].unit if status.evaluations else ""
     learners = ", ".join(
-        f"{learner.name} {learner.state.value} {learner.steps}" for learner in status.learners
+        f"{learner.name} {learner.state.value} {learner.steps}"
+        + (" outruns its link" if learner.outruns else "")
+        for learner in status.learners
     )
     return (
         f"{duration_text(status.uptime_s)} {status.phase.value}: step {status.global_step},"
@@ -153,6 +157,9 @@ def _facts(status: RunStatus, losses: Sequence[float]) -> RenderableType:
         Text("wide area", "dim"),
         Text(f"up {bytes_text(status.bytes_up)} · down {bytes_text(status.bytes_down)}"),
     )
+    receives = rate_text(status.use_receive_mbit, status.cap_receive_mbit)
+    sends = rate_text(status.use_send_mbit, status.cap_send_mbit)
+    grid.add_row(Text("server", "dim"), Text(f"receives {receives} · sends {sends} Mbit/s"))
     return grid
 
 
@@ -193,6 +200,23 @@ def _learners(learners: Sequence[LearnerStatus]) -> RenderableType:
             f"{learner.bytes_down / 1e6:.1f}",
         )
     return table
+
+
+def _links(learners: Sequence[LearnerStatus]) -> list[RenderableType]:
+    """What each learner's link carries, of those that have a cap or are outrun by training."""
+    lines: list[RenderableType] = []
+    for learner in learners:
+        if not (learner.cap_up_mbit or learner.cap_down_mbit or learner.outruns):
+            continue
+        up = rate_text(learner.use_up_mbit, learner.cap_up_mbit)
+        down = rate_text(learner.use_down_mbit, learner.cap_down_mbit)
+        outruns = ("  training outruns it", "yellow") if learner.outruns else ""
+        lines.append(
+            Text.assemble(
+                ("link of ", "dim"), learner.name, f"  up {up} · down {down} Mbit/s", outruns
+            )
+        )
+    return [Text(""), *lines] if lines else []
 
 
 def _fragments(status: RunStatus) -> RenderableType:

@@ -23,6 +23,12 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def rate_text(use_mbit: float, cap_mbit: float) -> str:
+    """Mbit/s in use as "9.8 of 10", or "9.8" where `cap_mbit` is 0: no cap."""
+    use = f"{use_mbit:.1f}" if use_mbit < 100 else f"{use_mbit:.0f}"
+    return f"{use} of {cap_mbit:g}" if cap_mbit > 0 else use
+
+
 def loss_text(loss: float) -> str:
     """Three decimals; a dash where nothing is known."""
     return "-" if math.isnan(loss) else f"{loss:.3f}"

@@ -9,6 +9,7 @@ import structlog
 
 from fragments.errors import DilocoError, PayloadError, RefusedError
 from fragments.records import Published, Version
+from learner.backlog import Backlog
 from learner.island import Island
 from learner.ports import Link
 from learner.session import Session
@@ -31,8 +32,9 @@ class Inbox:
         self._session = session
         self._wanted: dict[int, Version] = {}
         self._changed = threading.Condition()
+        self.backlog = Backlog(lambda: island.completed.step)
         self._stopping = False
-        self._fetched = 0
+        self._useless_bytes = 0
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
 
     def start(self) -> None:
@@ -54,9 +56,11 @@ class Inbox:
             self._changed.notify_all()
 
     @property
-    def fetched(self) -> int:
-        """Updates prepared so far: whoever waits sees whether anything moves."""
-        return self._fetched
+    def arrived_bytes(self) -> int:
+        """Payload bytes so far, those of a pull under way included: whoever waits sees whether
+        anything moves. Falls back when they turn out to be of no use.
+        """
+        return self._link.arrived_bytes - self._useless_bytes
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until every wanted version is prepared; False if that took too long."""
@@ -74,7 +78,10 @@ class Inbox:
     def _run(self) -> None:
         try:
             while (fragment := self._next()) is not None:
+                before_bytes = self._link.arrived_bytes
                 if not self._fetch(fragment):
+                    self.backlog.idle()
+                    self._useless_bytes += self._link.arrived_bytes - before_bytes
                     with self._changed:
                         self._changed.wait_for(lambda: self._stopping, PAUSE_S)
         except Exception as error:  # noqa: BLE001  a dead inbox would leave training alone
@@ -87,7 +94,9 @@ class Inbox:
                 for fragment, version in self._wanted.items():
                     newest = self._island.newest_version(fragment)
                     if newest is None or newest < version:
+                        self.backlog.busy()
                         return fragment
+                self.backlog.idle()
                 if self._wanted:
                     self._wanted.clear()
                     self._changed.notify_all()
@@ -99,7 +108,6 @@ class Inbox:
         try:
             for update in self._link.pull(self._session.lease, fragment, have):
                 self._island.prepare(update)
-                self._fetched += 1
         except PayloadError as error:
             _log.warning("pull_damaged", fragment=fragment, reason=str(error))
             self._island.forget(fragment)

@@ -34,7 +34,7 @@ from learner.program import Program
 from learner.session import Session
 
 PATIENCE_S = 600.0
-"""Longest wait in which no fragment arrives: one of a big model over a thin link takes minutes."""
+"""Longest wait in which nothing arrives: one fragment of a big model takes hours at a small cap."""
 
 POLL_S = 0.2
 """How often a stop request is looked for while waiting for the server."""
@@ -110,15 +110,15 @@ class Member:
         Raises the session's failure where there is one, UnreachableError when
         nothing arrives for PATIENCE_S.
         """
-        waited_s, fetched = 0.0, self.inbox.fetched
+        waited_s, furthest_bytes = 0.0, self.inbox.arrived_bytes
         while not stop.is_set():
             if self.inbox.wait_idle(POLL_S):
                 return True
             if self.session.failure is not None:
                 raise self.session.failure
             waited_s += POLL_S
-            if self.inbox.fetched != fetched:
-                waited_s, fetched = 0.0, self.inbox.fetched
+            if self.inbox.arrived_bytes > furthest_bytes:
+                waited_s, furthest_bytes = 0.0, self.inbox.arrived_bytes
             if waited_s >= PATIENCE_S:
                 raise UnreachableError(f"no weights arrived for {PATIENCE_S:.0f} s")
         return False

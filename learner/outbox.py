@@ -8,6 +8,7 @@ import structlog
 
 from fragments.errors import DilocoError, RefusedError
 from fragments.records import Ask, Contribution, Decline, RefusalCode
+from learner.backlog import Backlog
 from learner.island import Island
 from learner.ports import Link
 from learner.session import Session
@@ -35,6 +36,7 @@ class Outbox:
         self._asks: dict[int, Ask] = {}
         self._unsent: dict[int, Contribution] = {}
         self._changed = threading.Condition()
+        self.backlog = Backlog(lambda: island.completed.step)
         self._news = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
@@ -78,11 +80,13 @@ class Outbox:
         """An unsent contribution goes before a new answer for its fragment."""
         with self._changed:
             while not self._stopping:
+                self.backlog.busy()
                 for fragment in self._asks:
                     if fragment not in self._unsent:
                         return self._asks.pop(fragment)
                 if self._unsent:
                     return self._unsent.pop(next(iter(self._unsent)))
+                self.backlog.idle()
                 self._changed.wait()
             return None
 
@@ -109,6 +113,7 @@ class Outbox:
 
     def _keep(self, contribution: Contribution, news: int) -> None:
         """Keep it for another try: when something happens, or after a pause."""
+        self.backlog.idle()
         with self._changed:
             self._unsent[contribution.key.fragment] = contribution
             self._changed.wait_for(lambda: self._stopping or self._news != news, PAUSE_S)

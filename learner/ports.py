@@ -59,6 +59,10 @@ class Link(Protocol):
     cannot be reached within the bounded retries raises `UnreachableError`.
     """
 
+    @property
+    def arrived_bytes(self) -> int:
+        """Payload bytes pulled so far: whoever waits for weights sees whether anything moves."""
+
     def describe(self) -> RunDescription:
         """What is trained here."""
 

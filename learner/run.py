@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fragments.digest import combine
-from fragments.records import Ask, Phase, Role, RunDescription, Welcome
+from fragments.records import Ask, Phase, Report, Role, RunDescription, Welcome
 from learner.member import POLL_S, Member
 from learner.outbox import Outbox
 from learner.ports import Link
@@ -90,7 +90,7 @@ class Learner:
             self._island,
             Shard(welcome.shard_index, welcome.shard_count),
             self._share_trained,
-            self._session.report,
+            self._report,
             self._session.adopted,
             self._pace_s,
             self._most_steps_on_base,
@@ -133,14 +133,20 @@ class Learner:
     def _attached(self) -> None:
         self._outbox.retry()
 
+    def _report(self, report: Report) -> None:
+        busy_steps = max(self._outbox.backlog.steps, self._member.inbox.backlog.steps)
+        outruns = busy_steps >= self._interval_steps()
+        self._session.report(replace(report, outruns=outruns))
+
+    def _interval_steps(self) -> int:
+        """The H that the server's slots follow; what the spec says before it was first told."""
+        progress = self._session.progress
+        told = progress.sync_interval_steps
+        return told or self._member.spec.interval_steps(progress.tokens_trained)
+
     def _most_steps_on_base(self) -> int | None:
-        spec, progress = self._member.spec, self._session.progress
-        overlap = spec.adoption.max_overlap_steps
-        if overlap is None:
-            return None
-        # The H that the server's slots follow; 0 before it was first told.
-        interval = progress.sync_interval_steps or spec.interval_steps(progress.tokens_trained)
-        return interval + overlap
+        overlap = self._member.spec.adoption.max_overlap_steps
+        return None if overlap is None else self._interval_steps() + overlap
 
     def _share_trained(self, own_tokens: int) -> float:
         progress = self._session.progress

@@ -128,6 +128,11 @@ def _learner(
         bytes_up=traffic[0],
         bytes_down=traffic[1],
         weights_digest=digest,
+        cap_up_mbit=report.cap_up_mbit,
+        cap_down_mbit=report.cap_down_mbit,
+        use_up_mbit=report.use_up_mbit if record.live else 0.0,
+        use_down_mbit=report.use_down_mbit if record.live else 0.0,
+        outruns=record.live and report.outruns,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from fragments.chunks import CHUNK_BYTES
@@ -11,6 +13,9 @@ MESSAGE_BYTES = 4 << 20
 
 BULK_DEADLINE_LIMIT_S = 3600.0
 """Longest deadline that a push or pull may ask for: what a stuck peer can cost a thread."""
+
+CapMbit = Annotated[float, Field(ge=0.1, allow_inf_nan=False)] | None
+"""A cap in Mbit/s (10^6 bits); None for no cap. Under 0.1 a chunk would be mostly header."""
 
 
 class _Settings(BaseModel):
@@ -34,6 +39,14 @@ class ServerSettings(_Settings):
     )
     advertise_port: int = Field(
         default=0, ge=0, le=65535, description="port told to learners for bulk; 0: as bound"
+    )
+    cap_receive_mbit: CapMbit = Field(
+        default=None,
+        description="most Mbit/s of pushes that this server receives from all learners together",
+    )
+    cap_send_mbit: CapMbit = Field(
+        default=None,
+        description="most Mbit/s of weights that this server sends to all learners together",
     )
     insecure: bool = Field(default=False, description="serve beyond loopback without certificates")
     push_threads: int = Field(
@@ -69,9 +82,10 @@ class ServerSettings(_Settings):
 class ClientSettings(_Settings):
     """How patient a learner's link is. A bulk deadline is
 
-        call_s + deadline_factor * bytes / (measured bytes a second),
+        call_s + deadline_factor * bytes / (measured bytes a second, at most the learner's cap),
 
-    so the one knob for links that vary is `deadline_factor`.
+    and never less than the server's caps need; so the one knob for links that vary is
+    `deadline_factor`.
     """
 
     call_s: float = Field(default=10.0, gt=0, description="deadline of a small call, seconds")

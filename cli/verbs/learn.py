@@ -9,6 +9,7 @@ from pydantic import Field
 from cli.process import MemberSettings
 from cli.stop import Unbegun, stop_on_signal
 from cli.verb import Verb
+from services.settings import CapMbit
 
 
 class LearnSettings(MemberSettings):
@@ -21,6 +22,10 @@ class LearnSettings(MemberSettings):
         default=0.0,
         ge=0,
         description="least seconds from one step to the next; 0 for as fast as it can",
+    )
+    cap_up_mbit: CapMbit = Field(
+        default=None,
+        description="most Mbit/s of pseudo-gradients that this learner pushes up to the server",
     )
 
 
@@ -40,7 +45,7 @@ def run(settings: LearnSettings) -> None:
         from cli.member import joined
 
         structlog.contextvars.bind_contextvars(learner=settings.name)
-        with joined(settings) as member:
+        with joined(settings, settings.cap_up_mbit) as member:
             if member is None:
                 return
             from learner.run import Learner
@@ -76,12 +81,17 @@ VERB = Verb(
         "Train one island of a run: join the server, train on a shard of the data, answer when\n"
         "the server asks for what was learned, and adopt new versions between two steps. Ends by\n"
         "itself when the run is finished. All settings of the run come from the server.\n\n"
-        "A server that goes away later stops nobody: the learner trains on and comes back to it."
+        "A server that goes away later stops nobody: the learner trains on and comes back to it.\n"
+        "\n"
+        "A cap holds what travels of weights and pseudo-gradients, over any 10 s, to so many\n"
+        "Mbit/s (10^6 bits); heartbeats do not count. Training does not wait for it: `diloco\n"
+        "status` says when it outruns the link."
     ),
     examples=(
         "examples:\n"
         "  diloco learn --address 127.0.0.1:7700 --name eu-west\n"
-        "  diloco learn --address 127.0.0.1:7700 --name eu-west --data 'texts/*.txt'\n\n"
+        "  diloco learn --address 127.0.0.1:7700 --name eu-west --data 'texts/*.txt'\n"
+        "  diloco learn --address outer:7700 --name eu-west --cap-up-mbit 10 --cap-down-mbit 20\n\n"
         "exit codes: 2 settings or data, 3 nobody answers at the address, 4 refused"
     ),
     settings=LearnSettings,

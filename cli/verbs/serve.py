@@ -134,13 +134,17 @@ VERB = Verb(
         "asks learners for what they have learned, merges it and publishes new versions. It runs\n"
         "until Ctrl-C or SIGTERM and goes on from its state when it is started again.\n\n"
         "Where it listens is printed and stands in RUN_DIR/address.json while it runs; with port\n"
-        "0 any free port is taken."
+        "0 any free port is taken.\n\n"
+        "A cap holds what travels of weights and pseudo-gradients, with all learners together and\n"
+        "over any 10 s, to so many Mbit/s (10^6 bits), in the direction as this machine sees it:\n"
+        "learners push, it receives; they pull, it sends. Heartbeats and status do not count."
     ),
     examples=(
         "examples:\n"
         "  diloco serve runs/mine\n"
         "  diloco serve runs/mine --address 127.0.0.1:0 --bulk-port 0\n"
-        "  diloco serve runs/mine --address 0.0.0.0:7700 --insecure\n\n"
+        "  diloco serve runs/mine --address 0.0.0.0:7700 --insecure\n"
+        "  diloco serve runs/mine --cap-receive-mbit 100 --cap-send-mbit 200\n\n"
         "exit codes: 2 settings (a port in use, an address that needs --insecure), 5 run directory"
     ),
     settings=ServeSettings,

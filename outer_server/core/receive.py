@@ -11,6 +11,7 @@ from fragments.records import (
     Receipt,
     Refusal,
     RefusalCode,
+    Report,
     Role,
     Version,
 )
@@ -71,8 +72,7 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
         position = record.position + (steps if record.has_stepped else 1)
         position = position if record.has_stepped else max(state.global_step, position)
         record = replace(record, position=position, stepped_at_s=now_s, has_stepped=True)
-    new = replace(new, wait_share=_finite(new.wait_share), step_s=_finite(new.step_s))
-    record = replace(record, report=new, cursor=max(record.cursor, new.cursor))
+    record = replace(record, report=_shown(new), cursor=max(record.cursor, new.cursor))
     state = state.with_learner(record)
     return replace(state, tokens_trained=min(LARGEST_SUM, state.tokens_trained + tokens))
 
@@ -82,6 +82,19 @@ def _count_from(record: LearnerRecord, steps: int, tokens: int) -> LearnerRecord
     tally = record.tally
     tally = replace(tally, steps=tally.steps - steps, tokens=tally.tokens - tokens)
     return replace(record, tally=tally, is_rolled_back=False)
+
+
+def _shown(new: Report) -> Report:
+    """The report with what is only shown made finite."""
+    return replace(
+        new,
+        wait_share=_finite(new.wait_share),
+        step_s=_finite(new.step_s),
+        cap_up_mbit=_finite(new.cap_up_mbit),
+        cap_down_mbit=_finite(new.cap_down_mbit),
+        use_up_mbit=_finite(new.use_up_mbit),
+        use_down_mbit=_finite(new.use_down_mbit),
+    )
 
 
 def _finite(value: float) -> float:

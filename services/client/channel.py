@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grpc
 
 from services.security import Address
@@ -29,6 +31,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: Address) -> grpc.Channel:
+def open_channel(address: Address, options: Sequence[tuple[str, int]] = ()) -> grpc.Channel:
     """A plaintext channel, not yet connected; the caller closes it."""
-    return grpc.insecure_channel(str(address), options=CHANNEL_OPTIONS)
+    return grpc.insecure_channel(str(address), options=(*CHANNEL_OPTIONS, *options))

@@ -27,6 +27,8 @@ class GrpcControlLine:
     Bounded: of reports only the newest waits; when `limit` other messages wait, the server has
     stopped reading, and the stream is broken off so that the owner opens a new one.
 
+    `stamped` puts what the link knows into a report, when that is sent.
+
     The stream itself has no deadline, since it lasts as long as the lease: keepalive ends it
     within 40 s of the server's last sign of life.
     """
@@ -39,12 +41,14 @@ class GrpcControlLine:
         lease: Lease,
         on_note: Callable[[ServerNote], None],
         on_closed: Callable[[], None],
+        stamped: Callable[[Report], Report],
         limit: int,
     ) -> None:
         self._address = address
         self._see_generation = see_generation
         self._on_note = on_note
         self._on_closed = on_closed
+        self._stamped = stamped
         self._limit = limit
         self._queue: deque[translate.LearnerNote] = deque([lease])
         self._report: Report | None = None
@@ -115,7 +119,7 @@ class GrpcControlLine:
                 if self._queue:
                     note = self._queue.popleft()
                 elif self._report is not None:
-                    note, self._report = self._report, None
+                    note, self._report = self._stamped(self._report), None
                 else:
                     return
             yield translate.learner_note_to_wire(note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -18,12 +19,14 @@ from fragments.records import (
     Lease,
     Receipt,
     RefusalCode,
+    Report,
     RunDescription,
     ServerNote,
     Update,
     Version,
     Welcome,
 )
+from fragments.runspec import RunSpec
 from services import translate
 from services.client.channel import open_channel
 from services.client.line import GrpcControlLine
@@ -32,6 +35,7 @@ from services.client.transfer import BulkRoute, PullTransfer, PushTransfer
 from services.errors import OlderServerError, error_of
 from services.security import Address, parse_address
 from services.settings import ClientSettings
+from services.shaper import Shaper, told_cap, window_options
 
 _log = structlog.get_logger(__name__)
 _Result = TypeVar("_Result")
@@ -50,9 +54,18 @@ class GrpcLink:
     in time and tries. Refusals raise RefusedError; all else that keeps a call from succeeding ends
     in UnreachableError, with a sentence that names the address and what to check. SettingsError
     for a malformed address.
+
+    `cap_up_mbit` and `cap_down_mbit` bound its pushes and its pulls, Mbit/s; None for no cap.
     """
 
-    def __init__(self, address: str, *, settings: ClientSettings | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        settings: ClientSettings | None = None,
+        cap_up_mbit: float | None = None,
+        cap_down_mbit: float | None = None,
+    ) -> None:
         self._address = parse_address(address)
         self._settings = settings or ClientSettings()
         self._closed = threading.Event()
@@ -62,8 +75,16 @@ class GrpcLink:
         self._channel = open_channel(self._address)
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
         self._bulk: tuple[Address, grpc.Channel] | None = None
-        self._up, self._down = TransferPace(self._settings), TransferPace(self._settings)
+        self._up, self._down = Shaper(cap_up_mbit), Shaper(cap_down_mbit)
+        self._up_pace = TransferPace(self._settings, cap_up_mbit)
+        self._down_pace = TransferPace(self._settings, cap_down_mbit)
         self._pulled_bytes: dict[int, int] = {}
+        self._arrived_bytes = 0
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Payload bytes pulled so far, damaged ones among them."""
+        return self._arrived_bytes
 
     def describe(self) -> RunDescription:
         """What is trained here. Refuses (MISMATCH) once another run or layout answers."""
@@ -100,19 +121,20 @@ class GrpcLink:
                 lease,
                 on_note,
                 on_closed,
+                self._with_traffic,
                 self._settings.queued_messages,
             )
         )
 
     def push(self, lease: Lease, contribution: Contribution) -> Receipt:
         """Deliver a contribution, going on where a call broke; it counts once."""
-        transfer = PushTransfer(self._route(self._up), lease, contribution)
+        transfer = PushTransfer(self._up_route(), lease, contribution)
         return self._tried(transfer.attempt)
 
     def pull(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
         """What brings `fragment` from `have` to the newest version, oldest first."""
         expected = self._pulled_bytes.get(fragment, FIRST_PULL_BYTES)
-        transfer = PullTransfer(self._route(self._down), lease, fragment, have, expected)
+        transfer = PullTransfer(self._down_route(), lease, fragment, have, expected)
         updates = self._tried(transfer.attempt)
         if updates:
             self._pulled_bytes[fragment] = transfer.total_bytes
@@ -168,10 +190,42 @@ class GrpcLink:
                 f"{self._address}: stop it, or correct the address"
             )
 
-    def _route(self, pace: TransferPace) -> BulkRoute:
+    def _up_route(self) -> BulkRoute:
         run = self._run or self.describe()
+        return self._route(run, self._up_pace, self._up, run.cap_receive_mbit)
+
+    def _down_route(self) -> BulkRoute:
+        run = self._run or self.describe()
+        return self._route(run, self._down_pace, self._down, run.cap_send_mbit)
+
+    def _route(
+        self, run: RunDescription, pace: TransferPace, shaper: Shaper, server_cap_mbit: float
+    ) -> BulkRoute:
         return BulkRoute(
-            str(self._address), run, self._settings, pace, self._bulk_channel, self._see_generation
+            str(self._address),
+            run,
+            self._settings,
+            pace,
+            shaper,
+            told_cap(server_cap_mbit),
+            RunSpec.model_validate_json(run.run_spec_json).max_learners,
+            self._closed,
+            self._arrived,
+            self._bulk_channel,
+            self._see_generation,
+        )
+
+    def _arrived(self, num_bytes: int) -> None:
+        with self._lock:
+            self._arrived_bytes += num_bytes
+
+    def _with_traffic(self, report: Report) -> Report:
+        return replace(
+            report,
+            cap_up_mbit=self._up.cap_mbit or 0.0,
+            cap_down_mbit=self._down.cap_mbit or 0.0,
+            use_up_mbit=self._up.use_mbit,
+            use_down_mbit=self._down.use_mbit,
         )
 
     def _bulk_channel(self, again: bool) -> grpc.Channel:
@@ -186,7 +240,8 @@ class GrpcLink:
             before = self._bulk
             if before is not None and before[0] == place:
                 return before[1]
-            self._bulk = place, open_channel(place)
+            options = window_options(self._down.cap_mbit, streams=1)
+            self._bulk = place, open_channel(place, options)
             channel = self._bulk[1]
         if before is not None:
             before[1].close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,16 +12,21 @@ import tenacity
 from fragments.errors import BusyError, PayloadError, UnreachableError
 from services.errors import OlderServerError
 from services.settings import BULK_DEADLINE_LIMIT_S, ClientSettings
+from services.shaper import bytes_s
 
 _Result = TypeVar("_Result")
 
 
 class TransferPace:
-    """Measured throughput of one direction, and the deadline that follows from it. Thread-safe."""
+    """Measured throughput of one direction, and the deadline that follows from it. Thread-safe.
 
-    def __init__(self, settings: ClientSettings) -> None:
+    `cap_mbit`: what this end allows itself, however fast the link was measured; None for no cap.
+    """
+
+    def __init__(self, settings: ClientSettings, cap_mbit: float | None = None) -> None:
         self._settings = settings
         self._rate_bytes_s = settings.first_rate_bytes_s
+        self._cap_bytes_s = math.inf if cap_mbit is None else bytes_s(cap_mbit)
         self._lock = threading.Lock()
 
     @property
@@ -28,10 +34,14 @@ class TransferPace:
         """Smoothed bytes a second."""
         return self._rate_bytes_s
 
-    def deadline_s(self, transfer_bytes: int) -> float:
-        """What a transfer of this size is given, seconds."""
-        expected_s = transfer_bytes / self._rate_bytes_s
-        deadline_s = self._settings.call_s + self._settings.deadline_factor * expected_s
+    def deadline_s(self, transfer_bytes: int, share_bytes_s: float = math.inf) -> float:
+        """What a transfer of this size is given, seconds.
+
+        `share_bytes_s`: the least that the other end's cap leaves for one transfer.
+        """
+        expected_s = transfer_bytes / min(self._rate_bytes_s, self._cap_bytes_s)
+        patience_s = self._settings.deadline_factor * expected_s
+        deadline_s = self._settings.call_s + max(patience_s, transfer_bytes / share_bytes_s)
         return min(deadline_s, BULK_DEADLINE_LIMIT_S - 60.0)  # the server refuses longer ones
 
     def observe(self, moved_bytes: int, took_s: float) -> None:

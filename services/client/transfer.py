@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,22 +27,42 @@ from services import translate
 from services.client.retry import Attempts, TransferPace
 from services.errors import error_of
 from services.settings import ClientSettings
+from services.shaper import Intake, Shaper, bytes_s, chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BulkRoute:
-    """What a transfer needs of its link.
+    """What a transfer in one direction needs of its link.
 
     `channel(again)`: the bulk channel, looked up anew when `again`. `see_generation` raises when
-    an older server answers.
+    an older server answers. `server_cap_mbit`: the server's in this direction, which up to
+    `sharing` transfers share. `closed` ends every wait for `shaper`. `arrived` is told of the bytes
+    of each chunk that came down.
     """
 
     address: str
     run: RunDescription
     settings: ClientSettings
     pace: TransferPace
+    shaper: Shaper
+    server_cap_mbit: float | None
+    sharing: int
+    closed: threading.Event
+    arrived: Callable[[int], None]
     channel: Callable[[bool], grpc.Channel]
     see_generation: Callable[[int], None]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The largest chunk: under a cap of either end it is short in time."""
+        largest = self.settings.chunk_bytes
+        return chunk_bytes(largest, self.shaper.cap_mbit, self.server_cap_mbit)
+
+    def deadline_s(self, transfer_bytes: int) -> float:
+        """What a transfer of this size is given, seconds; never less than both caps need."""
+        cap = self.server_cap_mbit
+        share_bytes_s = math.inf if cap is None else bytes_s(cap) / self.sharing
+        return self.pace.deadline_s(transfer_bytes, share_bytes_s)
 
 
 class PushTransfer:
@@ -62,7 +84,7 @@ class PushTransfer:
             if not attempts.first:
                 self._look_up(stub, attempts)
                 started_s = time.monotonic()
-            deadline_s = route.pace.deadline_s(size - self._offset)
+            deadline_s = route.deadline_s(size - self._offset)
             answer = stub.Push(self._requests(), timeout=deadline_s)
         except grpc.RpcError as error:
             self._took_s = time.monotonic() - started_s
@@ -94,11 +116,17 @@ class PushTransfer:
             self._route.run.layout_digest,
             self._offset,
         )
-        yield push_pb2.PushRequest(header=header)
+        yield self._sent(push_pb2.PushRequest(header=header))
         data = self._contribution.payload.data
-        for chunk in split(data, self._route.settings.chunk_bytes, self._offset):
+        for chunk in split(data, self._route.chunk_bytes, self._offset):
             wire = common_pb2.Chunk(offset=chunk.offset, data=chunk.data)
-            yield push_pb2.PushRequest(chunk=wire)
+            yield self._sent(push_pb2.PushRequest(chunk=wire))
+
+    def _sent(self, request: push_pb2.PushRequest) -> push_pb2.PushRequest:
+        """The message, when it may be sent."""
+        self._route.shaper.wait(request.ByteSize(), self._route.closed)
+        self._route.shaper.count(request.ByteSize())
+        return request
 
 
 class PullTransfer:
@@ -134,10 +162,12 @@ class PullTransfer:
         route = self._route
         stub = pull_pb2_grpc.PullServiceStub(route.channel(not attempts.first))
         started_s, moved_bytes = time.monotonic(), 0
-        call = stub.Pull(self._request(), timeout=route.pace.deadline_s(self._missing_bytes()))
+        intake = Intake(route.shaper, route.chunk_bytes, route.closed)
+        call = stub.Pull(self._request(), timeout=route.deadline_s(self._missing_bytes()))
         resuming = self._assembler is not None
         try:
             for message in call:
+                intake.after(message.ByteSize())
                 if message.WhichOneof("message") == "update":
                     self._begin(message.update, resuming)
                     resuming = False
@@ -146,7 +176,9 @@ class PullTransfer:
                     data = message.chunk.data
                     self._append(message.chunk.offset, data)
                     moved_bytes += len(data)
+                    route.arrived(len(data))
                     attempts.reached(self._arrived_bytes())
+                intake.before(self._left_bytes())
         except grpc.RpcError as error:
             raise error_of(error, route.address, f"a pull of fragment {self._fragment}") from error
         except PayloadError:
@@ -167,6 +199,7 @@ class PullTransfer:
             layout_digest=self._route.run.layout_digest,
             fragment=self._fragment,
             have=None if have is None else translate.version_to_wire(have),
+            chunk_bytes=self._route.chunk_bytes,
         )
         if self._header is not None and self._assembler is not None:
             request.resume_version.CopyFrom(self._header.version)
@@ -176,10 +209,14 @@ class PullTransfer:
     def _arrived_bytes(self) -> int:
         return self.total_bytes + (self._assembler.received if self._assembler is not None else 0)
 
+    def _left_bytes(self) -> int:
+        """Of the update that is under way."""
+        if self._header is None or self._assembler is None:
+            return 0
+        return self._header.payload.wire_bytes - self._assembler.received
+
     def _missing_bytes(self) -> int:
-        if self._header is not None and self._assembler is not None:
-            return self._header.payload.wire_bytes - self._assembler.received
-        return max(self._expected_bytes - self.total_bytes, 0)
+        return self._left_bytes() or max(self._expected_bytes - self.total_bytes, 0)
 
     def _begin(self, header: pull_pb2.UpdateHeader, resuming: bool) -> None:
         self._route.see_generation(header.generation)

@@ -54,7 +54,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     def DescribeRun(
         self, request: control_pb2.DescribeRunRequest, context: grpc.ServicerContext
     ) -> control_pb2.DescribeRunResponse:
-        """The run, with the place where bulk is served."""
+        """The run, with the place where bulk is served, and its caps."""
         if request.protocol_version not in (0, PROTOCOL_VERSION):
             raise RefusedError(
                 RefusalCode.MISMATCH,
@@ -62,7 +62,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
                 f"{request.protocol_version}: update the older program",
             )
         port, host = self._bulk()
-        run: RunDescription = replace(self._outer.describe(), bulk_port=port, bulk_host=host)
+        run: RunDescription = replace(
+            self._outer.describe(),
+            bulk_port=port,
+            bulk_host=host,
+            cap_receive_mbit=self._settings.cap_receive_mbit or 0.0,
+            cap_send_mbit=self._settings.cap_send_mbit or 0.0,
+        )
         return translate.description_to_wire(run)
 
     def Join(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
 
@@ -15,12 +17,23 @@ class Patience:
         self._context = context
         self._idle_s = idle_s
         self._touched_s = time.monotonic()
+        self._holding = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="patience", daemon=True)
 
     def touch(self) -> None:
         """Something has moved."""
         self._touched_s = time.monotonic()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, it is this end that waits: however long, the other end has not stopped."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self.touch()
+            self._holding = False
 
     def __enter__(self) -> Patience:
         self._thread.start()
@@ -32,6 +45,7 @@ class Patience:
     def _watch(self) -> None:
         left_s = self._idle_s
         while left_s > 0 and not self._over.wait(left_s):
-            left_s = self._touched_s + self._idle_s - time.monotonic()
+            since_s = time.monotonic() if self._holding else self._touched_s
+            left_s = since_s + self._idle_s - time.monotonic()
         if not self._over.is_set():
             self._context.cancel()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -17,19 +18,25 @@ from services.outer.checks import RunIdentity, check_deadline
 from services.outer.patience import Patience
 from services.outer.port import OuterPort
 from services.settings import ServerSettings
+from services.shaper import Shaper, chunk_bytes
+
+LEAST_CHUNK_BYTES = 1 << 10
+"""A caller gets none that are smaller: each costs a message."""
 
 
 class PullServicer(pull_pb2_grpc.PullServiceServicer):
     """Pulls from an `OuterPort`.
 
     The payloads are shared by all readers and cut as they go, so a reader costs one chunk, and a
-    slow one costs its own thread and nothing else: no lock is held while it reads.
+    slow one costs its own thread and nothing else: no lock is held while it reads. All that is
+    sent passes `sent`, by turns of a chunk.
     """
 
-    def __init__(self, outer: OuterPort, settings: ServerSettings) -> None:
+    def __init__(self, outer: OuterPort, settings: ServerSettings, sent: Shaper) -> None:
         self._outer = outer
+        self._sent = sent
         self._run = RunIdentity.of(outer)
-        self._chunk_bytes = settings.chunk_bytes
+        self._chunk_bytes = chunk_bytes(settings.chunk_bytes, sent.cap_mbit)
         self._idle_s = settings.idle_s
 
     def Pull(
@@ -42,20 +49,30 @@ class PullServicer(pull_pb2_grpc.PullServiceServicer):
         have = translate.version_from_wire(request.have) if request.HasField("have") else None
         updates = self._outer.updates(lease, request.fragment, have)
         self._outer.count_bytes(lease.learner, request.ByteSize(), 0)
+        over = threading.Event()
+        if not context.add_callback(over.set):
+            return  # the call is over already
         with Patience(context, self._idle_s) as patience:
             for message in self._messages(updates, request):
-                self._outer.count_bytes(lease.learner, 0, message.ByteSize())
+                size = message.ByteSize()
+                with patience.holding():
+                    self._sent.wait(size, over)
+                self._sent.count(size)
+                self._outer.count_bytes(lease.learner, 0, size)
                 yield message
                 patience.touch()
 
     def _messages(
         self, updates: tuple[Update, ...], request: pull_pb2.PullRequest
     ) -> Iterator[pull_pb2.PullResponse]:
+        size = self._chunk_bytes
+        if request.chunk_bytes:
+            size = min(size, max(LEAST_CHUNK_BYTES, request.chunk_bytes))
         for update in updates:
             offset = _resume_offset(update, request)
             header = translate.update_to_wire(update, self._outer.generation)
             yield pull_pb2.PullResponse(update=header)
-            for chunk in split(update.payload.data, self._chunk_bytes, offset):
+            for chunk in split(update.payload.data, size, offset):
                 wire = common_pb2.Chunk(offset=chunk.offset, data=chunk.data)
                 yield pull_pb2.PullResponse(chunk=wire)
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import google_crc32c
 import grpc
 
 from diloco.v1 import common_pb2, push_pb2, push_pb2_grpc
-from fragments.errors import PayloadError, RefusedError
+from fragments.errors import PayloadError, RefusedError, UnreachableError
 from fragments.records import ContributionKey, Lease, Receipt, Refusal, RefusalCode
 from services import translate
 from services.outer.checks import RunIdentity, check_deadline
@@ -19,6 +20,7 @@ from services.outer.partials import PartialUploads, UploadId
 from services.outer.patience import Patience
 from services.outer.port import OuterPort
 from services.settings import ServerSettings
+from services.shaper import Intake, Shaper, chunk_bytes
 
 
 def _touching(
@@ -29,16 +31,31 @@ def _touching(
         yield request
 
 
+def _paid(
+    requests: Iterator[push_pb2.PushRequest], left_bytes: int, intake: Intake
+) -> Iterator[push_pb2.PushRequest]:
+    """The chunks of a push of which `left_bytes` are to come, each when it may be read."""
+    intake.before(left_bytes)
+    for request in requests:
+        intake.after(request.ByteSize())
+        yield request
+        left_bytes = max(0, left_bytes - request.ByteSize())
+        intake.before(left_bytes)
+
+
 class PushServicer(push_pb2_grpc.PushServiceServicer):
     """Pushes into an `OuterPort`.
 
     What the outer server decides about a contribution is an outcome: a receipt or a refusal in
     the answer. What is wrong with the call itself (damaged or misplaced chunks, no deadline, too
-    many pushes at once) ends it with a status.
+    many pushes at once) ends it with a status. All that is received passes `received`, by turns of
+    a chunk.
     """
 
-    def __init__(self, outer: OuterPort, settings: ServerSettings) -> None:
+    def __init__(self, outer: OuterPort, settings: ServerSettings, received: Shaper) -> None:
         self._outer = outer
+        self._received = received
+        self._chunk_bytes = chunk_bytes(settings.chunk_bytes, received.cap_mbit)
         self._run = RunIdentity.of(outer)
         self._idle_s = settings.idle_s
         self._partials = PartialUploads(
@@ -50,10 +67,16 @@ class PushServicer(push_pb2_grpc.PushServiceServicer):
     ) -> push_pb2.PushResponse:
         """Receives one contribution and hands it on; answered when it is durable."""
         check_deadline(context)
+        over = threading.Event()
+        if not context.add_callback(over.set):
+            raise UnreachableError("the call of this push has ended already")
         with Patience(context, self._idle_s) as patience:
-            return self._push(_touching(request_iterator, patience))
+            intake = Intake(self._received, self._chunk_bytes, over, patience.holding)
+            return self._push(_touching(request_iterator, patience), intake)
 
-    def _push(self, request_iterator: Iterator[push_pb2.PushRequest]) -> push_pb2.PushResponse:
+    def _push(
+        self, request_iterator: Iterator[push_pb2.PushRequest], intake: Intake
+    ) -> push_pb2.PushResponse:
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("message") != "header":
             raise PayloadError("a push begins with its header")
@@ -65,7 +88,10 @@ class PushServicer(push_pb2_grpc.PushServiceServicer):
             key = translate.key_from_wire(header.key, lease.learner)
             limit = self._admit(lease, key, header.payload)
             self._outer.count_bytes(lease.learner, first.ByteSize(), 0)
-            data = self._receive(key, header, limit, request_iterator)
+            intake.after(first.ByteSize())
+            left_bytes = header.payload.wire_bytes - header.offset
+            chunks = _paid(request_iterator, left_bytes, intake)
+            data = self._receive(key, header, limit, chunks)
             outcome = self._outer.contribute(lease, translate.contribution_from_wire(header, data))
         except RefusedError as error:
             outcome = Refusal(error.code, str(error))

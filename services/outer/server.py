@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc
@@ -34,6 +35,7 @@ from services.outer.status import StatusServicer
 from services.outer.streams import OpenStreams
 from services.security import Address, check_bind
 from services.settings import ServerSettings
+from services.shaper import Shaper, window_options
 
 _log = structlog.get_logger(__name__)
 
@@ -66,6 +68,8 @@ class OuterServices:
         self._settings = settings
         self._address = check_bind(settings.address, settings.insecure)
         self._streams = OpenStreams()
+        self._received = Shaper(settings.cap_receive_mbit)
+        self._sent = Shaper(settings.cap_send_mbit)
         self._ports = Ports(0, 0)
         self._stopping = threading.Event()
         self._showing = threading.Lock()
@@ -131,7 +135,7 @@ class OuterServices:
         control = ControlServicer(self._outer, self._settings, self._streams, self._bulk_place)
         control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)
         status_pb2_grpc.add_StatusServiceServicer_to_server(
-            StatusServicer(self._outer, self._streams), server
+            StatusServicer(self._outer, self._streams, self._received, self._sent), server
         )
         names = (_CONTROL, _STATUS, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -143,7 +147,8 @@ class OuterServices:
     def _bulk_server(self) -> grpc.Server:
         settings, queued = self._settings, self._settings.queued_calls
         # A push each: a slow upload must not hold back a fast one, whose deadline is running.
-        pushes = max(settings.push_threads, self._max_learners())
+        learners = self._max_learners()
+        pushes = max(settings.push_threads, learners)
         server = self._server(
             {
                 f"/{_PUSH}": CallPool("push", pushes, queued),
@@ -151,17 +156,23 @@ class OuterServices:
                 f"/{_PULL}": CallPool("pull", settings.pull_threads, queued),
             },
             self._boards[1],
+            window_options(settings.cap_receive_mbit, streams=learners),
         )
-        push = PushServicer(self._outer, settings)
+        push = PushServicer(self._outer, settings, self._received)
         push_pb2_grpc.add_PushServiceServicer_to_server(push, server)
-        pull = PullServicer(self._outer, settings)
+        pull = PullServicer(self._outer, settings, self._sent)
         pull_pb2_grpc.add_PullServiceServicer_to_server(pull, server)
         return server
 
-    def _server(self, pools: dict[str, CallPool], board: HealthBoard) -> grpc.Server:
+    def _server(
+        self,
+        pools: dict[str, CallPool],
+        board: HealthBoard,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> grpc.Server:
         together = CallPools({**pools, **board.pools})
         self._pools.append(together)
-        server = together.server(SERVER_OPTIONS)
+        server = together.server((*SERVER_OPTIONS, *options))
         board.register(server)
         return server
 

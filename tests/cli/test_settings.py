@@ -168,6 +168,24 @@ def test_a_wrong_value_says_where_it_came_from(tmp_path: Path) -> None:
         load("learn", f"--name x --config {file}")
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("learn --name x --cap-up-mbit", "learn --name x --cap-down-mbit"),
+        *("evaluate --cap-down-mbit", "serve r --cap-receive-mbit", "serve r --cap-send-mbit"),
+    ],
+)
+def test_a_cap_is_a_number_of_mbit_that_can_be_held(flag: str) -> None:
+    verb, *words = flag.split()
+    setting = words[-1].removeprefix("--").replace("-", "_")
+    assert getattr(load(verb, f"{' '.join(words)} 12.5"), setting) == 12.5
+    assert getattr(load(verb, " ".join(words[:-1])), setting) is None
+    for text in ("0", "-3", "nan", "inf", "fast", "0.05"):
+        says = rf"{words[-1]} {text}: input should be (a finite|a valid|greater than or equal)"
+        with pytest.raises(SettingsError, match=says):
+            load(verb, f"{' '.join(words)} {text}")
+
+
 def test_what_is_missing_is_named_with_its_meaning() -> None:
     with pytest.raises(
         SettingsError, match=r"RUN_DIR is missing: directory that `diloco init` made"

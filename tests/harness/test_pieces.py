@@ -19,7 +19,7 @@ from harness.pace import slope
 from harness.plan import make_islands
 from harness.presets import PRESETS
 from harness.toml import to_toml
-from harness.words import bytes_text, count_text, duration_text, sparkline
+from harness.words import bytes_text, count_text, duration_text, rate_text, sparkline
 
 
 def test_an_earlier_run_is_put_aside_and_nothing_else_is_touched(tmp_path: Path) -> None:
@@ -111,6 +111,9 @@ def test_words() -> None:
         "0", "950", "1.23k", "1.23M", "2.5G",
     ]  # fmt: skip
     assert [bytes_text(n) for n in (12, 1_234_567)] == ["12 B", "1.23 MB"]
+    assert [rate_text(*m) for m in ((9.83, 10), (0.04, 0.0), (212.4, 250.0))] == [
+        "9.8 of 10", "0.0", "212 of 250",
+    ]  # fmt: skip
     assert [duration_text(s) for s in (7, 75, 3700)] == ["0:07", "1:15", "1:01:40"]
     assert sparkline([1, 2, 3], 2) == "▁█"
     assert sparkline([], 5) == ""

@@ -18,6 +18,7 @@ from harness.plot import draw_run
 from harness.processes import Event, EventKind
 from harness.recorder import Recorder
 from harness.report import report_view
+from harness.status import status_json
 from harness.summary import Circumstances, Summary, summarize, verdicts
 from harness.view import status_line, status_view
 from tests.harness.statuses import DIGEST, NAMES, evaluation, learner, status
@@ -172,6 +173,25 @@ def test_views_tell_the_state_of_a_run() -> None:
     assert "\n" not in line
     assert "step 64" in line
     assert "us-east lost 60" in line
+
+
+def test_views_tell_caps_use_and_whose_link_is_outrun() -> None:
+    full = learner("eu-west", 64, cap_up_mbit=10.0, use_up_mbit=9.83, use_down_mbit=4.21)
+    full = replace(full, outruns=True)
+    seen = status(64, learners=(full, learner("us-east", 64)), cap_send_mbit=100.0)
+    seen = replace(seen, use_send_mbit=42.0, use_receive_mbit=9.8)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(status_view(seen))
+    picture = capture.get()
+    assert "receives 9.8 · sends 42.0 of 100 Mbit/s" in picture
+    assert "link of eu-west  up 9.8 of 10 · down 4.2 Mbit/s  training outruns it" in picture
+    assert "link of us-east" not in picture
+    assert "eu-west training 64 outruns its link, us-east training 64" in status_line(seen)
+    told = json.loads(status_json(seen))
+    assert (told["cap_send_mbit"], told["use_receive_mbit"]) == (100.0, 9.8)
+    assert [one["outruns"] for one in told["learners"]] == [True, False]
+    assert told["learners"][0]["cap_up_mbit"] == 10.0
 
 
 def test_kill_orders_are_read_and_due_once() -> None:

@@ -86,6 +86,7 @@ class ScriptedLink:
         self.pushed: list[Contribution] = []
         self.push_errors: list[Exception] = []
         self.joins = 0
+        self.arrived_bytes = 0
 
     def describe(self) -> RunDescription:
         raise UnreachableError("not needed here")

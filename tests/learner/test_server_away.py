@@ -64,6 +64,7 @@ class AwayLink:
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self.arrived_bytes = 0
 
     def describe(self) -> RunDescription:
         return self._site.link().describe()
@@ -88,7 +89,9 @@ class AwayLink:
         return receipt
 
     def pull(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
-        return self._site.link().pull(lease, fragment, have)
+        updates = self._site.link().pull(lease, fragment, have)
+        self.arrived_bytes += sum(len(update.payload.data) for update in updates)
+        return updates
 
     def leave(self, lease: Lease, reason: str) -> None:
         with suppress(UnreachableError):

@@ -34,8 +34,8 @@ class Site:
     def bulk_address(self) -> str:
         return f"127.0.0.1:{self.services.ports.bulk}"
 
-    def link(self, settings: ClientSettings = QUICK) -> GrpcLink:
-        link = GrpcLink(self.address, settings=settings)
+    def link(self, settings: ClientSettings = QUICK, **caps: float) -> GrpcLink:
+        link = GrpcLink(self.address, settings=settings, **caps)
         self.stack.callback(link.close)
         return link
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 
 class CutProxy:
@@ -12,12 +13,13 @@ class CutProxy:
 
     With `cut_after` set, each connection is reset once that many bytes went towards the server
     (`up`) or towards the client; setting it to None lets later connections live. `cuts` counts
-    the connections that were reset.
+    the connections that were reset; `crossed` has (time, bytes) of what went that way.
     """
 
     def __init__(self, *, up: bool = True, cut_after: int | None = None) -> None:
         self.cut_after = cut_after
         self.cuts = 0
+        self.crossed: list[tuple[float, int]] = []
         self._up = up
         self.target_port = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -58,6 +60,8 @@ class CutProxy:
             while data := source.recv(1 << 16):
                 sink.sendall(data)
                 passed += len(data)
+                if counted:
+                    self.crossed.append((time.monotonic(), len(data)))
                 if counted and self.cut_after is not None and passed >= self.cut_after:
                     self.cuts += 1
                     break

@@ -30,7 +30,19 @@ PAYLOADS = st.builds(Payload, TEXT, U64, U32, st.binary(max_size=20))
 KEYS = st.builds(records.ContributionKey, TEXT, U32, VERSIONS)
 REFUSALS = st.builds(records.Refusal, st.sampled_from(records.RefusalCode), TEXT)
 DESCRIPTIONS = st.builds(
-    records.RunDescription, TEXT, U32, TEXT, TEXT, TEXT, U32, TEXT, U64, U64, PHASES
+    records.RunDescription,
+    TEXT,
+    U32,
+    TEXT,
+    TEXT,
+    TEXT,
+    U32,
+    TEXT,
+    U64,
+    U64,
+    PHASES,
+    FLOAT,
+    FLOAT,
 )
 BASES = st.builds(records.HeldBase, U32, VERSIONS, U64, U64)
 HELLOS = st.builds(
@@ -42,7 +54,9 @@ CONSUMED = st.lists(st.integers(-1, 2**64 - 2), max_size=4).map(tuple)
 WELCOMES = st.builds(
     records.Welcome, LEASES, U64, U64, PHASES, NUMBERS, CONSUMED, U32, U32, U64, U64, U64, FLOAT
 )
-REPORTS = st.builds(records.Report, U64, U64, U64, FLOAT, FLOAT, FLOAT)
+REPORTS = st.builds(
+    records.Report, U64, U64, U64, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, st.booleans()
+)
 DECLINES = st.builds(records.Decline, U32, VERSIONS, st.sampled_from(records.DeclineReason))
 ADOPTED = st.builds(records.Adopted, U32, VERSIONS, TEXT, U64)
 EVALUATIONS = st.builds(records.Evaluation, FLOAT, TEXT, U64, U64, NUMBERS)
@@ -58,14 +72,15 @@ UPDATES = st.builds(records.Update, U32, VERSIONS, st.none() | VERSIONS, TEXT, P
 FRAGMENT_STATUS = st.builds(records.FragmentStatus, U32, U64, TEXT, U64, st.booleans(), U32, U32)
 LEARNER_STATUS = st.builds(
     records.LearnerStatus, TEXT, st.sampled_from(records.LearnerState), U64, U64, U64, U64, U64,
-    U32, U64, U64, U64, U64, U64, FLOAT, FLOAT, FLOAT, FLOAT, U64, U64, TEXT,
+    U32, U64, U64, U64, U64, U64, FLOAT, FLOAT, FLOAT, FLOAT, U64, U64, TEXT, FLOAT,
+    FLOAT, FLOAT, FLOAT, st.booleans(),
 )  # fmt: skip
 EVALUATION_STATUS = st.builds(records.EvaluationStatus, FLOAT, TEXT, U64, U64, FLOAT, TEXT)
 STATUSES = st.builds(
     records.RunStatus, TEXT, PHASES, TEXT, U64, U64, U64, U64, U64, U64, U64, U64, U64, FLOAT,
     FLOAT, U64, U64, U32, TEXT, st.lists(FRAGMENT_STATUS, max_size=2).map(tuple),
     st.lists(LEARNER_STATUS, max_size=2).map(tuple),
-    st.lists(EVALUATION_STATUS, max_size=2).map(tuple),
+    st.lists(EVALUATION_STATUS, max_size=2).map(tuple), FLOAT, FLOAT, FLOAT, FLOAT,
 )  # fmt: skip
 
 

@@ -89,6 +89,7 @@ class DirectLink:
 
     def __init__(self, server: OuterServer) -> None:
         self.server = server
+        self.arrived_bytes = 0
 
     def describe(self) -> RunDescription:
         return self.server.describe()
@@ -108,7 +109,9 @@ class DirectLink:
         return self.server.contribute(lease, contribution)
 
     def pull(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
-        return self.server.updates(lease, fragment, have)
+        updates = self.server.updates(lease, fragment, have)
+        self.arrived_bytes += sum(len(update.payload.data) for update in updates)
+        return updates
 
     def leave(self, lease: Lease, reason: str) -> None:
         self.server.leave(lease, reason)

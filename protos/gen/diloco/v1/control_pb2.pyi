@@ -84,6 +84,8 @@ class DescribeRunResponse(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    CAP_RECEIVE_MBIT_FIELD_NUMBER: _builtins.int
+    CAP_SEND_MBIT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     protocol_version: _builtins.int
     run_spec_json: _builtins.str
@@ -103,6 +105,13 @@ class DescribeRunResponse(_message.Message):
     """
     epoch: _builtins.int
     phase: _common_pb2.Phase.ValueType
+    cap_receive_mbit: _builtins.float
+    """Caps of the server on its bulk traffic with all callers together, in
+    Mbit/s (10^6 bits), 0 for none: what it receives, and what it sends. Cut
+    pushes into chunks of at most 0.1 s of the first; no deadline should be
+    shorter than they allow.
+    """
+    cap_send_mbit: _builtins.float
     def __init__(
         self,
         *,
@@ -116,10 +125,12 @@ class DescribeRunResponse(_message.Message):
         generation: _builtins.int = ...,
         epoch: _builtins.int = ...,
         phase: _common_pb2.Phase.ValueType = ...,
+        cap_receive_mbit: _builtins.float = ...,
+        cap_send_mbit: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_host", b"bulk_host", "bulk_port", b"bulk_port", "epoch", b"epoch", "generation", b"generation", "layout_digest", b"layout_digest", "layout_json", b"layout_json", "phase", b"phase", "protocol_version", b"protocol_version", "run_id", b"run_id", "run_spec_json", b"run_spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_host", b"bulk_host", "bulk_port", b"bulk_port", "cap_receive_mbit", b"cap_receive_mbit", "cap_send_mbit", b"cap_send_mbit", "epoch", b"epoch", "generation", b"generation", "layout_digest", b"layout_digest", "layout_json", b"layout_json", "phase", b"phase", "protocol_version", b"protocol_version", "run_id", b"run_id", "run_spec_json", b"run_spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,6 +356,11 @@ class Report(_message.Message):
     WAIT_SHARE_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    CAP_UP_MBIT_FIELD_NUMBER: _builtins.int
+    CAP_DOWN_MBIT_FIELD_NUMBER: _builtins.int
+    USE_UP_MBIT_FIELD_NUMBER: _builtins.int
+    USE_DOWN_MBIT_FIELD_NUMBER: _builtins.int
+    OUTRUNS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     tokens: _builtins.int
     cursor: _builtins.int
@@ -355,6 +371,17 @@ class Report(_message.Message):
     """Inner step time, smoothed, in seconds."""
     loss: _builtins.float
     """Training loss of a recent step, nats per token; NaN if unknown."""
+    cap_up_mbit: _builtins.float
+    """Caps that the learner puts on its own bulk traffic, in Mbit/s (10^6 bits),
+    0 for none, and what it used of late. Up is what it sends.
+    """
+    cap_down_mbit: _builtins.float
+    use_up_mbit: _builtins.float
+    use_down_mbit: _builtins.float
+    outruns: _builtins.bool
+    """Training outruns the transfers: for as many steps as lie between two rounds
+    of a fragment, there was always one waiting or under way.
+    """
     def __init__(
         self,
         *,
@@ -364,10 +391,15 @@ class Report(_message.Message):
         wait_share: _builtins.float = ...,
         step_s: _builtins.float = ...,
         loss: _builtins.float = ...,
+        cap_up_mbit: _builtins.float = ...,
+        cap_down_mbit: _builtins.float = ...,
+        use_up_mbit: _builtins.float = ...,
+        use_down_mbit: _builtins.float = ...,
+        outruns: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "loss", b"loss", "step", b"step", "step_s", b"step_s", "tokens", b"tokens", "wait_share", b"wait_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_down_mbit", b"cap_down_mbit", "cap_up_mbit", b"cap_up_mbit", "cursor", b"cursor", "loss", b"loss", "outruns", b"outruns", "step", b"step", "step_s", b"step_s", "tokens", b"tokens", "use_down_mbit", b"use_down_mbit", "use_up_mbit", b"use_up_mbit", "wait_share", b"wait_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diloco.v1 import common_pb2 as diloco_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64iloco/v1/pull.proto\x12\tdiloco.v1\x1a\x16\x64iloco/v1/common.proto\"\xda\x01\n\x0bPullRequest\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.diloco.v1.Lease\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\rlayout_digest\x18\x03 \x01(\t\x12\x10\n\x08\x66ragment\x18\x04 \x01(\r\x12%\n\x04have\x18\x05 \x01(\x0b\x32\x12.diloco.v1.VersionH\x00\x88\x01\x01\x12*\n\x0eresume_version\x18\x06 \x01(\x0b\x32\x12.diloco.v1.Version\x12\x15\n\rresume_offset\x18\x07 \x01(\x04\x42\x07\n\x05_have\"g\n\x0cPullResponse\x12)\n\x06update\x18\x01 \x01(\x0b\x32\x17.diloco.v1.UpdateHeaderH\x00\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x10.diloco.v1.ChunkH\x00\x42\t\n\x07message\"\xd4\x01\n\x0cUpdateHeader\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12#\n\x07version\x18\x02 \x01(\x0b\x32\x12.diloco.v1.Version\x12-\n\x0c\x66rom_version\x18\x03 \x01(\x0b\x32\x12.diloco.v1.VersionH\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12)\n\x07payload\x18\x05 \x01(\x0b\x32\x18.diloco.v1.PayloadHeader\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x42\x0f\n\r_from_version2H\n\x0bPullService\x12\x39\n\x04Pull\x12\x16.diloco.v1.PullRequest\x1a\x17.diloco.v1.PullResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64iloco/v1/pull.proto\x12\tdiloco.v1\x1a\x16\x64iloco/v1/common.proto\"\xef\x01\n\x0bPullRequest\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.diloco.v1.Lease\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\rlayout_digest\x18\x03 \x01(\t\x12\x10\n\x08\x66ragment\x18\x04 \x01(\r\x12%\n\x04have\x18\x05 \x01(\x0b\x32\x12.diloco.v1.VersionH\x00\x88\x01\x01\x12*\n\x0eresume_version\x18\x06 \x01(\x0b\x32\x12.diloco.v1.Version\x12\x15\n\rresume_offset\x18\x07 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x08 \x01(\rB\x07\n\x05_have\"g\n\x0cPullResponse\x12)\n\x06update\x18\x01 \x01(\x0b\x32\x17.diloco.v1.UpdateHeaderH\x00\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x10.diloco.v1.ChunkH\x00\x42\t\n\x07message\"\xd4\x01\n\x0cUpdateHeader\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12#\n\x07version\x18\x02 \x01(\x0b\x32\x12.diloco.v1.Version\x12-\n\x0c\x66rom_version\x18\x03 \x01(\x0b\x32\x12.diloco.v1.VersionH\x00\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12)\n\x07payload\x18\x05 \x01(\x0b\x32\x18.diloco.v1.PayloadHeader\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x42\x0f\n\r_from_version2H\n\x0bPullService\x12\x39\n\x04Pull\x12\x16.diloco.v1.PullRequest\x1a\x17.diloco.v1.PullResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diloco.v1.pull_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PULLREQUEST']._serialized_start=60
-  _globals['_PULLREQUEST']._serialized_end=278
-  _globals['_PULLRESPONSE']._serialized_start=280
-  _globals['_PULLRESPONSE']._serialized_end=383
-  _globals['_UPDATEHEADER']._serialized_start=386
-  _globals['_UPDATEHEADER']._serialized_end=598
-  _globals['_PULLSERVICE']._serialized_start=600
-  _globals['_PULLSERVICE']._serialized_end=672
+  _globals['_PULLREQUEST']._serialized_end=299
+  _globals['_PULLRESPONSE']._serialized_start=301
+  _globals['_PULLRESPONSE']._serialized_end=404
+  _globals['_UPDATEHEADER']._serialized_start=407
+  _globals['_UPDATEHEADER']._serialized_end=619
+  _globals['_PULLSERVICE']._serialized_start=621
+  _globals['_PULLSERVICE']._serialized_end=693
 # @@protoc_insertion_point(module_scope)

@@ -28,10 +28,15 @@ class PullRequest(_message.Message):
     HAVE_FIELD_NUMBER: _builtins.int
     RESUME_VERSION_FIELD_NUMBER: _builtins.int
     RESUME_OFFSET_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     layout_digest: _builtins.str
     fragment: _builtins.int
     resume_offset: _builtins.int
+    chunk_bytes: _builtins.int
+    """The largest chunk that the caller wants, since it reads slowly; at least
+    1 KiB. 0: the server chooses.
+    """
     @_builtins.property
     def lease(self) -> _common_pb2.Lease: ...
     @_builtins.property
@@ -52,10 +57,11 @@ class PullRequest(_message.Message):
         have: _common_pb2.Version | None = ...,
         resume_version: _common_pb2.Version | None = ...,
         resume_offset: _builtins.int = ...,
+        chunk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_have", b"_have", "have", b"have", "lease", b"lease", "resume_version", b"resume_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_have", b"_have", "fragment", b"fragment", "have", b"have", "layout_digest", b"layout_digest", "lease", b"lease", "resume_offset", b"resume_offset", "resume_version", b"resume_version", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_have", b"_have", "chunk_bytes", b"chunk_bytes", "fragment", b"fragment", "have", b"have", "layout_digest", b"layout_digest", "lease", b"lease", "resume_offset", b"resume_offset", "resume_version", b"resume_version", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__have: _TypeAlias = _typing.Literal["have"]  # noqa: Y015
     _WhichOneofArgType__have: _TypeAlias = _typing.Literal["_have", b"_have"]  # noqa: Y015

@@ -147,6 +147,10 @@ class RunStatus(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     SYNC_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
+    CAP_RECEIVE_MBIT_FIELD_NUMBER: _builtins.int
+    CAP_SEND_MBIT_FIELD_NUMBER: _builtins.int
+    USE_RECEIVE_MBIT_FIELD_NUMBER: _builtins.int
+    USE_SEND_MBIT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     phase: _common_pb2.Phase.ValueType
     phase_reason: _builtins.str
@@ -173,6 +177,13 @@ class RunStatus(_message.Message):
     """Digest over all fragments' broadcast copies, 64 hex digits."""
     sync_interval_steps: _builtins.int
     """Inner steps between two rounds of the same fragment, now."""
+    cap_receive_mbit: _builtins.float
+    """The server's own caps on bulk, in Mbit/s (10^6 bits), 0 for none, and what
+    it used over the last 10 s: what it received, and what it sent.
+    """
+    cap_send_mbit: _builtins.float
+    use_receive_mbit: _builtins.float
+    use_send_mbit: _builtins.float
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentStatus]: ...
     @_builtins.property
@@ -205,10 +216,14 @@ class RunStatus(_message.Message):
         evaluations: _abc.Iterable[Global___EvaluationStatus] | None = ...,
         weights_digest: _builtins.str = ...,
         sync_interval_steps: _builtins.int = ...,
+        cap_receive_mbit: _builtins.float = ...,
+        cap_send_mbit: _builtins.float = ...,
+        use_receive_mbit: _builtins.float = ...,
+        use_send_mbit: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "epoch", b"epoch", "evaluations", b"evaluations", "fragments", b"fragments", "generation", b"generation", "global_step", b"global_step", "learners", b"learners", "phase", b"phase", "phase_reason", b"phase_reason", "rounds_abandoned", b"rounds_abandoned", "rounds_merged", b"rounds_merged", "run_id", b"run_id", "sync_interval_steps", b"sync_interval_steps", "tokens_budget", b"tokens_budget", "tokens_merged", b"tokens_merged", "tokens_per_s", b"tokens_per_s", "tokens_pushed", b"tokens_pushed", "tokens_trained", b"tokens_trained", "uptime_s", b"uptime_s", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "cap_receive_mbit", b"cap_receive_mbit", "cap_send_mbit", b"cap_send_mbit", "epoch", b"epoch", "evaluations", b"evaluations", "fragments", b"fragments", "generation", b"generation", "global_step", b"global_step", "learners", b"learners", "phase", b"phase", "phase_reason", b"phase_reason", "rounds_abandoned", b"rounds_abandoned", "rounds_merged", b"rounds_merged", "run_id", b"run_id", "sync_interval_steps", b"sync_interval_steps", "tokens_budget", b"tokens_budget", "tokens_merged", b"tokens_merged", "tokens_per_s", b"tokens_per_s", "tokens_pushed", b"tokens_pushed", "tokens_trained", b"tokens_trained", "uptime_s", b"uptime_s", "use_receive_mbit", b"use_receive_mbit", "use_send_mbit", b"use_send_mbit", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,6 +291,11 @@ class LearnerStatus(_message.Message):
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    CAP_UP_MBIT_FIELD_NUMBER: _builtins.int
+    CAP_DOWN_MBIT_FIELD_NUMBER: _builtins.int
+    USE_UP_MBIT_FIELD_NUMBER: _builtins.int
+    USE_DOWN_MBIT_FIELD_NUMBER: _builtins.int
+    OUTRUNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: Global___LearnerState.ValueType
     token: _builtins.int
@@ -299,6 +319,12 @@ class LearnerStatus(_message.Message):
     bytes_down: _builtins.int
     weights_digest: _builtins.str
     """Digest over the broadcast copies it reported, empty until it has all."""
+    cap_up_mbit: _builtins.float
+    """As the learner last reported; the use is 0 where it holds no lease."""
+    cap_down_mbit: _builtins.float
+    use_up_mbit: _builtins.float
+    use_down_mbit: _builtins.float
+    outruns: _builtins.bool
     def __init__(
         self,
         *,
@@ -322,10 +348,15 @@ class LearnerStatus(_message.Message):
         bytes_up: _builtins.int = ...,
         bytes_down: _builtins.int = ...,
         weights_digest: _builtins.str = ...,
+        cap_up_mbit: _builtins.float = ...,
+        cap_down_mbit: _builtins.float = ...,
+        use_up_mbit: _builtins.float = ...,
+        use_down_mbit: _builtins.float = ...,
+        outruns: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "contributions_late", b"contributions_late", "contributions_merged", b"contributions_merged", "contributions_refused", b"contributions_refused", "cursor", b"cursor", "joins", b"joins", "loss", b"loss", "name", b"name", "position", b"position", "silent_s", b"silent_s", "staleness", b"staleness", "state", b"state", "step_s", b"step_s", "steps", b"steps", "token", b"token", "tokens", b"tokens", "tokens_merged", b"tokens_merged", "wait_share", b"wait_share", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "cap_down_mbit", b"cap_down_mbit", "cap_up_mbit", b"cap_up_mbit", "contributions_late", b"contributions_late", "contributions_merged", b"contributions_merged", "contributions_refused", b"contributions_refused", "cursor", b"cursor", "joins", b"joins", "loss", b"loss", "name", b"name", "outruns", b"outruns", "position", b"position", "silent_s", b"silent_s", "staleness", b"staleness", "state", b"state", "step_s", b"step_s", "steps", b"steps", "token", b"token", "tokens", b"tokens", "tokens_merged", b"tokens_merged", "use_down_mbit", b"use_down_mbit", "use_up_mbit", b"use_up_mbit", "wait_share", b"wait_share", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
