@@ -42,21 +42,26 @@ def best_pair(rounds: float) -> Pair:
     return next(pair for pair in PAIRS if rounds <= pair.up_to_rounds)
 
 
-def advice(spec: RunSpec, tokens_per_step: int, learners: int) -> str | None:
-    """A sentence where the run's length asks for another outer step than it has; None where it
-    does not, or where the outer optimizer is one of the user's own.
-    """
+def advice(spec: RunSpec, tokens_per_step: int, learners: int) -> tuple[str, ...]:
+    """What the study would do otherwise in such a run from random weights, in sentences."""
+    sentences = []
     rounds = rounds_a_fragment(spec, tokens_per_step, learners)
-    pair = best_pair(rounds)
-    outer = spec.outer
-    if outer.factory or not outer.nesterov or _same(outer, pair):
-        return None
-    return (
-        f"with {learners} learners this run has about {rounds:.0f} rounds a fragment; for that"
-        f" length the study found --outer.learning-rate {pair.learning_rate:g}"
-        f" --outer.momentum {pair.momentum:g} better than {outer.learning_rate:g} and"
-        f" {outer.momentum:g} (docs/study.md)"
-    )
+    pair, outer = best_pair(rounds), spec.outer
+    # Another optimizer, or another kind of momentum, has rates of its own.
+    if not outer.factory and outer.nesterov and not _same(outer, pair):
+        sentences.append(
+            f"with {learners} learners this run has about {rounds:.0f} rounds a fragment; for that"
+            f" length the study found --outer.learning-rate {pair.learning_rate:g}"
+            f" --outer.momentum {pair.momentum:g} better than {outer.learning_rate:g} and"
+            f" {outer.momentum:g}"
+        )
+    if learners > 1:
+        sentences.append(
+            "averaging models that have not found their way yet costs most: from random weights,"
+            " start one learner, and the others when it has trained a tenth to a fifth of the"
+            " tokens (docs/study.md says what that gains, and in which time)"
+        )
+    return tuple(sentences)
 
 
 def _same(outer: OuterSettings, pair: Pair) -> bool:

@@ -78,9 +78,8 @@ def run(settings: InitSettings) -> None:
         f" {birth.spec.budget_tokens:,} tokens to train\n"
         f"next: diloco serve {settings.run_dir}"
     )
-    advised = advice(birth.spec, birth.tokens_per_step, settings.learners)
-    if advised is not None:
-        print(f"advice: {advised}")
+    for sentence in advice(birth.spec, birth.tokens_per_step, settings.learners):
+        print(f"advice: {sentence}")
 
 
 VERB = Verb(

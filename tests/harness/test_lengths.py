@@ -26,15 +26,24 @@ def test_there_is_a_pair_for_every_length() -> None:
     assert best_pair(math.nextafter(bounds[0], math.inf)) == PAIRS[1]
 
 
+def _outer_advice(learning_rate: float, momentum: float, **more: object) -> list[str]:
+    outer = {"learning_rate": learning_rate, "momentum": momentum} | more
+    return [one for one in advice(_spec(outer=outer), 16, 4) if "--outer" in one]
+
+
 def test_advice_names_the_better_pair_and_nothing_where_it_is_the_runs_own() -> None:
     best = best_pair(100.0)
-    own = {"learning_rate": best.learning_rate, "momentum": best.momentum}
-    assert advice(_spec(outer=own), 16, 4) is None
-    sentence = advice(_spec(outer={"learning_rate": 0.01, "momentum": 0.0}), 16, 4)
-    assert sentence is not None
+    assert _outer_advice(best.learning_rate, best.momentum) == []
+    (sentence,) = _outer_advice(0.01, 0.0)
     assert f"--outer.learning-rate {best.learning_rate:g}" in sentence
     assert "about 100 rounds a fragment" in sentence
 
 
 def test_there_is_no_advice_on_an_optimizer_of_the_users_own() -> None:
-    assert advice(_spec(outer={"learning_rate": 0.01, "factory": "optax:adam"}), 16, 4) is None
+    assert _outer_advice(0.01, 0.0, factory="optax:adam") == []
+    assert _outer_advice(0.01, 0.0, nesterov=False) == []
+
+
+def test_the_others_come_later_where_there_are_others() -> None:
+    assert any("start one learner" in sentence for sentence in advice(_spec(), 16, 4))
+    assert not any("start one learner" in sentence for sentence in advice(_spec(), 16, 1))
