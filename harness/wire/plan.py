@@ -67,15 +67,15 @@ class WirePlan:
     def spec(self) -> RunSpec:
         """The run: fragments follow one another as fast as they are adopted.
 
-        A slot falls at every step, and steps cost nothing; a learner pauses once `in_flight` rounds
-        are under way. Every learner takes part in every round.
+        A slot falls at every step, and steps cost nothing; a learner pauses when a fragment that it
+        holds has been due for `in_flight` steps. With a quorum of one the clock follows the fastest
+        learner; a round closes all the same when every asked learner has answered.
         """
         tensors = self.fragments * _TENSORS_PER_FRAGMENT
         return RunSpec(
             budget_tokens=10**12,
             fragments=self.fragments,
             sync_interval=self.fragments,  # type: ignore[arg-type]  # parsed by the model
-            quorum=self.learners,
             min_learners=self.learners,
             max_learners=self.learners,
             max_open_rounds=self.in_flight + 1,

@@ -14,6 +14,7 @@ connection of the process. Linux only.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import runpy
@@ -88,7 +89,7 @@ class Probe(threading.Thread):
                 draft.replace(self._report)
 
     def _look(self) -> None:
-        frames = sys._current_frames()
+        frames = _frames()
         threads = {thread.native_id: thread for thread in threading.enumerate()}
         seen_s: dict[int, float] = {}
         for thread_id in _thread_ids():
@@ -121,6 +122,21 @@ class Probe(threading.Thread):
                 name = "ended"
             self._names[thread_id] = _kind(name.strip())
         return self._names[thread_id]
+
+
+def _frames() -> dict[int, FrameType]:
+    """The innermost frame of each Python thread, by its identity.
+
+    Without garbage collection: one that begins inside `sys._current_frames` and gives way to
+    another thread blocks the process for good (CPython issue 106883; seen with 3.11.7).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def place(frame: FrameType) -> str:

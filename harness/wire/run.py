@@ -32,7 +32,8 @@ from services.client.status import fetch_status
 _STAGES_LIMIT_S = 180.0
 _SMALL_LIMIT_S = 120.0
 _LOOK_S = 0.5
-"""Between two looks at how many rounds are merged: each costs the server a connection."""
+"""Between two looks at what is merged: each costs the server a connection."""
+_TELL_S = 5.0
 
 
 @dataclass(slots=True)
@@ -106,8 +107,6 @@ class _Session:
     stop: threading.Event
     tell: Callable[[str], None]
     _address: str = ""
-    _looked_s: float = 0.0
-    _rounds: int = 0
 
     def measure(self) -> Measured:
         """Starts the processes, waits for the warm-up, measures the laps, ends the processes."""
@@ -123,9 +122,11 @@ class _Session:
             self._address = cluster.serve()
             for name in plan.names:
                 cluster.learn(Island(name, 0.0))
-            self._await_rounds(cluster, plan.warm_up_laps * plan.fragments)
+            lap = plan.fragments
+            self._await_merged(cluster, plan.warm_up_laps * lap, "warming up")
             begin = self._read(cluster)
-            self._await_rounds(cluster, begin.status.rounds_merged + plan.laps * plan.fragments)
+            merged = _least_merged(begin.status)
+            self._await_merged(cluster, merged + plan.laps * lap, "measuring", merged)
             end = self._read(cluster)
             place = json.loads((cluster.run_dir / "address.json").read_text(encoding="utf-8"))
         control_port = int(self._address.rpartition(":")[2])
@@ -139,24 +140,26 @@ class _Session:
             return module("cli")
         return module("harness.wire.probe", str(self._probe_report(name)), "cli")
 
-    def _await_rounds(self, cluster: Cluster, rounds: int) -> None:
-        began, told_s = self._rounds, cluster.processes.now_s
+    def _await_merged(self, cluster: Cluster, wanted: int, what: str, before: int = 0) -> None:
+        """Until each learner has had so many contributions merged."""
+        looked_s = told_s = cluster.processes.now_s
 
         def is_over() -> bool:
-            nonlocal told_s
+            nonlocal looked_s, told_s
             for name in (SERVER, *self.plan.names):
                 cluster.processes.require_alive(name)
             now_s = cluster.processes.now_s
-            if now_s - self._looked_s < _LOOK_S:
+            if now_s - looked_s < _LOOK_S:
                 return False
-            self._looked_s = now_s
-            self._rounds = fetch_status(self._address).rounds_merged
-            if now_s - told_s >= 5 or self._rounds >= rounds:
+            looked_s = now_s
+            status = fetch_status(self._address)
+            merged = _least_merged(status) if len(status.learners) == self.plan.learners else 0
+            if now_s - told_s >= _TELL_S or merged >= wanted:
                 told_s = now_s
-                self.tell(f"  {self._rounds - began} of {rounds - began} rounds")
-            return self._rounds >= rounds
+                self.tell(f"  {what}: {merged - before} of {wanted - before} contributions each")
+            return merged >= wanted
 
-        cluster.until(is_over, self.plan.limit_s, f"{rounds - began} rounds")
+        cluster.until(is_over, self.plan.limit_s, what)
 
     def _read(self, cluster: Cluster) -> Reading:
         names = (SERVER, *self.plan.names)
@@ -181,7 +184,7 @@ def result(
     contributions = window.grown(_contributions)
     if contributions == 0:
         raise DilocoError("no contribution was merged while it was measured")
-    # Each learner takes part in each round; were one left out, this would say so.
+    # A learner takes part in nearly every round; all fragments are of one size.
     values = window.values * contributions / (window.rounds * learners)
     gb = 4 * values / 1e9
     probes = [reading.probes for reading in (window.begin, window.end)]
@@ -234,6 +237,10 @@ def result(
 
 def _contributions(status: RunStatus) -> int:
     return sum(each.contributions_merged for each in status.learners)
+
+
+def _least_merged(status: RunStatus) -> int:
+    return min(each.contributions_merged for each in status.learners)
 
 
 def _late(status: RunStatus) -> int:
