@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
-_AT_LEAST_S = 0.6
+_AT_LEAST_S = 0.4
 _MOST_TIMES = 40
 _LEAST_TIMES = 3
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fragments.errors import SettingsError
-from fragments.runspec import AdoptionSettings, ProgramSettings, RunSpec
+from fragments.runspec import AdoptionSettings, ClosingSettings, ProgramSettings, RunSpec
 from harness.wire.processes import available_bytes
 from harness.wire.program import FACTORY
 from harness.words import bytes_text, count_text
@@ -23,6 +23,7 @@ _TENSORS_PER_FRAGMENT = 4
 
 _SERVER_COPIES, _LEARNER_COPIES = 4.5, 3.5
 _PROCESS_BYTES = 400_000_000
+_ENDLESS_STEPS = 10**9
 _SNAPSHOT_COPIES = 3 * (3 + 1)
 """Master, momentum and broadcast copy, in three snapshots that are kept and one being written."""
 
@@ -69,7 +70,7 @@ class WirePlan:
 
         A slot falls at every step, and steps cost nothing; a learner pauses when a fragment that it
         holds has been due for `in_flight` steps. With a quorum of one the clock follows the fastest
-        learner; a round closes all the same when every asked learner has answered.
+        learner; a round waits all the same until every asked learner has answered.
         """
         tensors = self.fragments * _TENSORS_PER_FRAGMENT
         return RunSpec(
@@ -79,6 +80,8 @@ class WirePlan:
             min_learners=self.learners,
             max_learners=self.learners,
             max_open_rounds=self.in_flight + 1,
+            # No round is closed early because this machine was busy with something else.
+            closing=ClosingSettings(rule="paper", gamma=1.0, tau_steps=_ENDLESS_STEPS),
             adoption=AdoptionSettings(max_overlap_steps=self.in_flight),
             program=ProgramSettings(
                 factory=FACTORY,

@@ -58,8 +58,9 @@ class PoolProgram:
         self._loss = jnp.float32(0)
 
     def init_params(self, seed: int) -> dict[str, Float32[Array, " values"]]:
-        """The same for every seed."""
-        return self._params(0)
+        """Zero, which no step returns to."""
+        nothing = jnp.zeros_like(self._pool[0])
+        return dict.fromkeys(self._params(0), nothing)
 
     def init_inner(self, params: object) -> tuple[()]:
         """None."""
@@ -80,7 +81,7 @@ class PoolProgram:
         cursor, learner = (int(word) for word in batch)
         if cursor < _FIRST_STEPS:
             time.sleep(_FIRST_STEP_S)
-        return StepResult(self._params(1 + cursor + 2 * learner), inner, self._loss)
+        return StepResult(self._params(cursor + 2 * learner), inner, self._loss)
 
     def evaluate(self, params: object) -> float:
         """Nothing is learned."""

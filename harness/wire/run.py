@@ -181,26 +181,22 @@ def result(
         DilocoError: when no round was merged, or a bulk connection broke.
     """
     window, learners = session.window, plan.learners
-    contributions = window.grown(_contributions)
-    if contributions == 0:
+    pushed = window.grown(_contributions) * window.values // max(1, window.rounds)
+    if pushed == 0:
         raise DilocoError("no contribution was merged while it was measured")
-    # A learner takes part in nearly every round; all fragments are of one size.
-    values = window.values * contributions / (window.rounds * learners)
-    gb = 4 * values / 1e9
-    probes = [reading.probes for reading in (window.begin, window.end)]
+    # A learner pulls every version and takes part in nearly all; fragments are of one size.
+    gb = 4 * pushed / learners / 1e9
     servers = (window.begin.probes[SERVER], window.end.probes[SERVER])
     bulk = bulk_traffic(*servers, port=session.bulk_port)
     control = lasting_traffic(*servers, port=session.control_port)
-    bits_up, bits_down = (
-        8 * moved / (values * learners) for moved in (bulk.up_bytes, bulk.down_bytes)
-    )
+    bits_up = 8 * bulk.up_bytes / pushed
+    bits_down = 8 * bulk.down_bytes / (window.values * learners)
     costs = stage_costs(found, learners, bits_up, bits_down)
     cores = len(os.sched_getaffinity(0))
     limit, rate = limit_gb_per_s(costs, learners, cores), gb / window.seconds
     params = sum(each.num_values for each in window.end.status.fragments)
     used_s, peaks = window.cpu_s(), window.end.peak_bytes
     ratios = {n: peak_ratio(peak, floor.peak_bytes[n], params) for n, peak in peaks.items()}
-    first = plan.names[0]
     trip = RoundTrip(
         params=params,
         learners=learners,
@@ -230,7 +226,8 @@ def result(
         round_trip=trip,
         stages_cpu_s_per_gb={name: round(cost, 4) for name, cost in costs.items()},
         profile={
-            name: hottest(probes[0][name].cpu_s, probes[1][name].cpu_s) for name in (SERVER, first)
+            name: hottest(window.begin.probes[name].cpu_s, window.end.probes[name].cpu_s)
+            for name in (SERVER, plan.names[0])
         },
     )
 
