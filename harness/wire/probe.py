@@ -2,14 +2,15 @@
 
     python -m harness.wire.probe REPORT MODULE ARGUMENTS...
 
-A thread looks at all others every INTERVAL_S and books the processor time that each has used since
-the last look to what it is in: a Python thread's innermost function of this project (and, where
-that has called into something else, the function there), or a native thread's name. On SIGUSR1 it
-writes a `ProbeReport` to REPORT. Compiled functions that hold the interpreter's lock delay a look,
-so that their time is booked to what follows them.
+A thread looks at all others every INTERVAL_S. The processor time that each has used since the last
+look is exact. What it was used for is an estimate: a look that finds a thread at work books that
+time to its innermost function of this project (and the function elsewhere that this has called),
+and whoever reads the report spreads all time of the thread in the same proportions. Work that is
+over when the look comes is not lost in this way, and no wait is taken for work. What jax has
+compiled runs on threads without Python: its time is spread over those who were seen waiting in jax.
 
-What crosses the network is counted where it is exact, and at no cost: by the kernel, for each
-connection of the process. Linux only.
+On SIGUSR1 a `ProbeReport` is written to REPORT. What crosses the network is counted where it is
+exact, and at no cost: by the kernel, for each connection of the process. Linux only.
 """
 
 from __future__ import annotations
@@ -33,9 +34,19 @@ from pydantic import BaseModel, ConfigDict
 ASK = signal.SIGUSR1
 INTERVAL_S = 0.02
 MOST_PLACES = 2000
-"""Places told apart; time in others is booked to "elsewhere"."""
+"""Places told apart; those beyond are passed over."""
 
 _ROOMS = ("fragments", "outer_server", "learner", "services", "harness", "cli")
+COMPILED = "compiled by jax"
+_COMPILED_THREADS = "tf_XLA"
+"""How the names of the threads begin that run it."""
+
+_WAITS_FOR_COMPILED = frozenset({"_value", "block_until_ready"})
+_WAITS = frozenset(
+    {"wait", "_wait_once", "_blocking", "_worker", "_serve", "channel_spin", "get", "sigtimedwait"}
+)
+"""Functions, of threading, queues and gRPC, in which a thread waits for others."""
+
 _THREAD_CLOCK = 6
 """Of the thread id T, (~T << 3) | 6 is the clock of its processor time: the kernel's own numbering
 (include/linux/posix-timers.h), which `pthread_getcpuclockid` returns. Unlike that, it takes the id
@@ -59,11 +70,16 @@ class Connection(BaseModel):
 
 
 class ProbeReport(BaseModel):
-    """A process so far. `cpu_s`: processor seconds by place, "thread | place"."""
+    """A process so far.
+
+    `cpu_s`: processor seconds by thread, those of a pool together. `seen`: for each of these, how
+    much was found to be in which place.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     cpu_s: dict[str, float]
+    seen: dict[str, dict[str, float]]
     connections: tuple[Connection, ...]
 
 
@@ -73,7 +89,9 @@ class Probe(threading.Thread):
     def __init__(self, report: Path) -> None:
         super().__init__(name="probe", daemon=True)
         self._report = report
-        self._booked: dict[str, float] = {}
+        self._cpu_s: dict[str, float] = {}
+        self._seen: dict[str, dict[str, float]] = {}
+        self._places = 0
         self._seen_s: dict[int, float] = {}
         self._names: dict[int, str] = {}
 
@@ -83,7 +101,9 @@ class Probe(threading.Thread):
             asked = signal.sigtimedwait([ASK], INTERVAL_S)
             self._look()
             if asked is not None:
-                report = ProbeReport(cpu_s=self._booked, connections=tuple(_connections()))
+                report = ProbeReport(
+                    cpu_s=self._cpu_s, seen=self._seen, connections=tuple(_connections())
+                )
                 draft = self._report.with_suffix(".part")
                 draft.write_text(report.model_dump_json(), encoding="utf-8")
                 draft.replace(self._report)
@@ -98,21 +118,26 @@ class Probe(threading.Thread):
             except OSError:  # it has ended since it was listed
                 continue
             seen_s[thread_id] = now_s
-            used_s = now_s - self._seen_s.get(thread_id, 0.0)
-            if used_s <= 0:
-                continue
             thread = threads.get(thread_id)
             frame = None if thread is None else frames.get(thread.ident or 0)
-            if thread is None or frame is None:
-                self._book(f"native {self._native(thread_id)} |", used_s)
-            else:
-                self._book(f"{_kind(thread.name)} | {place(frame)}", used_s)
+            name = self._native(thread_id) if thread is None else _kind(thread.name)
+            used_s = now_s - self._seen_s.get(thread_id, 0.0)
+            self._cpu_s[name] = self._cpu_s.get(name, 0.0) + used_s
+            if frame is None:
+                continue
+            if frame.f_code.co_name in _WAITS_FOR_COMPILED:
+                self._book(COMPILED, f"{name}: {place(frame)}", 1.0)
+            elif used_s > 0 and frame.f_code.co_name not in _WAITS:
+                self._book(name, place(frame), used_s)
         self._seen_s = seen_s
 
-    def _book(self, where: str, used_s: float) -> None:
-        if where not in self._booked and len(self._booked) >= MOST_PLACES:
-            where = "elsewhere |"
-        self._booked[where] = self._booked.get(where, 0.0) + used_s
+    def _book(self, name: str, where: str, weight: float) -> None:
+        places = self._seen.setdefault(name, {})
+        if where not in places:
+            if self._places >= MOST_PLACES:
+                return
+            self._places += 1
+        places[where] = places.get(where, 0.0) + weight
 
     def _native(self, thread_id: int) -> str:
         if thread_id not in self._names:
@@ -120,7 +145,8 @@ class Probe(threading.Thread):
                 name = Path(f"/proc/self/task/{thread_id}/comm").read_text(encoding="utf-8")
             except OSError:
                 name = "ended"
-            self._names[thread_id] = _kind(name.strip())
+            is_compiled = name.startswith(_COMPILED_THREADS)
+            self._names[thread_id] = COMPILED if is_compiled else f"native {_kind(name.strip())}"
         return self._names[thread_id]
 
 

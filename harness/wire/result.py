@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.wire.ceiling import Ceiling
+from harness.wire.probe import ProbeReport
 
-_MOST_PLACES = 12
+_MOST_PLACES = 16
 _LEAST_SHARE = 0.01
 
 
@@ -110,17 +111,24 @@ def peak_ratio(peak_bytes: int, small_peak_bytes: int, params: int) -> float:
     return (peak_bytes - small_peak_bytes) / (4 * params)
 
 
-def hottest(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Place, ...]:
-    """Where the time between two reports of a probe went, the most first; crumbs left out."""
-    used = {where: cpu_s - before.get(where, 0.0) for where, cpu_s in after.items()}
-    total_s = sum(used.values())
-    if total_s <= 0:
-        return ()
-    ranked = sorted(used.items(), key=lambda item: -item[1])
-    return tuple(_places(ranked[:_MOST_PLACES], total_s))
+def hottest(before: ProbeReport, after: ProbeReport) -> tuple[Place, ...]:
+    """Where the time between two reports of a process went, the most first; crumbs left out."""
+    used_s: dict[str, float] = {}
+    for thread, cpu_s in after.cpu_s.items():
+        spent_s = cpu_s - before.cpu_s.get(thread, 0.0)
+        seen = _grown(before.seen.get(thread, {}), after.seen.get(thread, {}))
+        whole = sum(seen.values())
+        # A thread that was never seen at work is a place of its own.
+        for where, weight in seen.items() if whole > 0 else [("", 1.0)]:
+            used_s[f"{thread} | {where}"] = spent_s * (weight / whole if whole > 0 else 1.0)
+    total_s = sum(used_s.values())
+    ranked = sorted(used_s.items(), key=lambda item: -item[1])[:_MOST_PLACES]
+    return tuple(
+        Place(where=where, cpu_s=round(cpu_s, 3), share=round(cpu_s / total_s, 4))
+        for where, cpu_s in ranked
+        if cpu_s > _LEAST_SHARE * total_s
+    )
 
 
-def _places(ranked: Iterable[tuple[str, float]], total_s: float) -> Iterable[Place]:
-    for where, cpu_s in ranked:
-        if cpu_s / total_s >= _LEAST_SHARE:
-            yield Place(where=where, cpu_s=round(cpu_s, 3), share=round(cpu_s / total_s, 4))
+def _grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {where: weight - before.get(where, 0.0) for where, weight in after.items()}

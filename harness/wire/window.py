@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fragments.errors import DilocoError
-from fragments.records import RunStatus
+from fragments.records import LearnerStatus, RunStatus
 from harness.wire.probe import ASK, Connection, ProbeReport
 from harness.wire.processes import cpu_s, peak_bytes
 
@@ -49,6 +49,11 @@ def read(
             for name, report in reports.items()
         },
     )
+
+
+def least_merged(status: RunStatus) -> int:
+    """Contributions of that learner of which the fewest are merged."""
+    return min(each.contributions_merged for each in status.learners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class Window:
         return self.end.status.rounds_merged - self.begin.status.rounds_merged
 
     @property
-    def values(self) -> int:
+    def published_values(self) -> int:
         """Values of the fragment versions that were published in it."""
         old = {each.fragment: each.version for each in self.begin.status.fragments}
         return sum(
@@ -115,9 +120,19 @@ class Window:
             for each in self.end.status.fragments
         )
 
+    @property
+    def pushed_values(self) -> int:
+        """Values of the contributions that were merged in it; all fragments are of one size."""
+        contributions = self.learners_grown(lambda learner: learner.contributions_merged)
+        return contributions * self.published_values // max(1, self.rounds)
+
     def grown(self, counter: Callable[[RunStatus], int]) -> int:
         """By how much a counter of the status has grown."""
         return counter(self.end.status) - counter(self.begin.status)
+
+    def learners_grown(self, counter: Callable[[LearnerStatus], int]) -> int:
+        """By how much a counter of the learners has grown, summed over them."""
+        return self.grown(lambda status: sum(counter(each) for each in status.learners))
 
     def cpu_s(self) -> dict[str, float]:
         """Processor seconds by process."""
