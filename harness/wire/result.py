@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.wire.ceiling import Ceiling
-from harness.wire.probe import ProbeReport
+from harness.wire.probe import PROBE, ProbeReport
 
 _MOST_PLACES = 16
 _LEAST_SHARE = 0.01
@@ -52,7 +52,9 @@ class RoundTrip(_Record):
         description="the same of the largest learner, whose program holds no parameters of its own"
     )
     cpu_s_per_gb_per_learner: float = Field(description="all processes together")
-    cpu_s: dict[str, float] = Field(description="processor seconds in the window, by process")
+    cpu_s: dict[str, float] = Field(
+        description="processor seconds in the window, by process, without those of the probe"
+    )
     peak_bytes: dict[str, int]
     load_average: float = Field(description="of the machine over the last minute, at the end")
 
@@ -115,6 +117,8 @@ def hottest(before: ProbeReport, after: ProbeReport) -> tuple[Place, ...]:
     """Where the time between two reports of a process went, the most first; crumbs left out."""
     used_s: dict[str, float] = {}
     for thread, cpu_s in after.cpu_s.items():
+        if thread == PROBE:
+            continue
         spent_s = cpu_s - before.cpu_s.get(thread, 0.0)
         seen = _grown(before.seen.get(thread, {}), after.seen.get(thread, {}))
         whole = sum(seen.values())

@@ -63,11 +63,16 @@ class Session:
         control_port = int(self._address.rpartition(":")[2])
         return Measured(Window(begin, end), control_port, int(place["bulk_port"]))
 
+    @property
+    def _probed(self) -> tuple[str, str]:
+        # All learners are alike, and a look costs.
+        return SERVER, self.plan.names[0]
+
     def _probe_report(self, name: str) -> Path:
         return self.plan.out / f"probe-{name}.json"
 
     def _entry(self, name: str) -> tuple[str, ...]:
-        if name != SERVER and name not in self.plan.names:
+        if name not in self._probed:
             return module("cli")
         return module("harness.wire.probe", str(self._probe_report(name)), "cli")
 
@@ -98,6 +103,6 @@ class Session:
         return read(
             lambda: fetch_status(self._address),
             pids,
-            {name: self._probe_report(name) for name in (SERVER, self.plan.names[0])},
+            {name: self._probe_report(name) for name in self._probed},
             lambda is_over: cluster.until(is_over, 10.0, "a reading of the processes"),
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fragments.errors import DilocoError
 from fragments.records import LearnerStatus, RunStatus
-from harness.wire.probe import ASK, Connection, ProbeReport
+from harness.wire.probe import ASK, PROBE, Connection, ProbeReport
 from harness.wire.processes import cpu_s, peak_bytes
 
 
@@ -135,5 +135,8 @@ class Window:
         return self.grown(lambda status: sum(counter(each) for each in status.learners))
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds by process."""
-        return {name: self.end.cpu_s[name] - self.begin.cpu_s[name] for name in self.end.cpu_s}
+        """Processor seconds by process, without those of its probe."""
+        used_s = {name: self.end.cpu_s[name] - self.begin.cpu_s[name] for name in self.end.cpu_s}
+        for name, probe in self.end.probes.items():
+            used_s[name] -= probe.cpu_s[PROBE] - self.begin.probes[name].cpu_s[PROBE]
+        return used_s
