@@ -46,7 +46,8 @@ _THREAD = re.compile(rb"hread 0x([0-9a-f]+) ")
 _FRAME = re.compile(rb'  File "([^"\n]*)", line \S+ in ([^\n]*)')
 COMPILED = "compiled by jax"
 _COMPILED_THREADS = "tf_XLA"
-"""How the names of the threads begin that run it."""
+"""How the names of the threads begin that run it. Others of jax have no name and bear the
+process's; a look with perf found compiled code in nearly all of their time."""
 
 _WAITS_FOR_COMPILED = frozenset({"_value", "block_until_ready"})
 _WAITS = frozenset(
@@ -100,6 +101,7 @@ class Probe(threading.Thread):
         self._seen: dict[str, dict[str, float]] = {}
         self._places = 0
         self._stacks = Stacks()
+        self._process_name = Path("/proc/self/comm").read_text(encoding="utf-8")
         self._seen_s: dict[int, float] = {}
         self._names: dict[int, str] = {}
 
@@ -154,7 +156,7 @@ class Probe(threading.Thread):
                 name = Path(f"/proc/self/task/{thread_id}/comm").read_text(encoding="utf-8")
             except OSError:
                 name = "ended"
-            is_compiled = name.startswith(_COMPILED_THREADS)
+            is_compiled = name.startswith(_COMPILED_THREADS) or name == self._process_name
             self._names[thread_id] = COMPILED if is_compiled else f"native {_kind(name.strip())}"
         return self._names[thread_id]
 
