@@ -38,8 +38,9 @@ def _stages(result: WireResult) -> Table:
             f"{ceiling.cpu_s_per_gb:.3f}",
             f"{needed[name]:.3f}" if name in needed else "",
         )
-    for name in needed.keys() - result.ceilings.keys():
-        table.add_row(name, "", "", f"{needed[name]:.3f}")
+    for name, cost in needed.items():
+        if name not in result.ceilings:
+            table.add_row(name, "", "", f"{cost:.3f}")
     table.add_section()
     table.add_row("all that a round trip needs", "", "", f"{sum(needed.values()):.3f}")
     return table
@@ -52,6 +53,7 @@ def _trip(trip: RoundTrip) -> Table:
         "",
         "",
     )
+    table.show_header = False
     table.add_row(
         "fp32 parameters, push to adopted",
         f"{trip.fp32_gb_per_s_per_learner:.3f} GB/s per learner",
