@@ -43,7 +43,8 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(f"diloco {_version()}")
         return OK
-    if len(words) == 2 and words[1] in ("-h", "--help") and _family(words[0]):
+    is_help = len(words) == 2 and words[1] in ("-h", "--help")
+    if is_help and _family(words[0]) and words[0] not in NAMES:
         print(_overview_of(words[0]))
         return OK
     name, rest = _split_verb(words)
@@ -61,11 +62,13 @@ def _dispatch(words: list[str]) -> int:
 
 def _split_verb(words: list[str]) -> tuple[str, list[str]]:
     """The verb's name, of one or two words, and what follows it."""
+    family = _family(words[0])
     for count in (2, 1):
         name = " ".join(words[:count])
-        if len(words) >= count and name in NAMES:
+        # A word after a verb that others begin with is one of theirs, misspelt.
+        is_other = count == 1 and family and len(words) > 1 and not words[1].startswith("-")
+        if len(words) >= count and name in NAMES and not is_other:
             return name, words[count:]
-    family = _family(words[0])
     if family and len(words) == 1:
         raise SettingsError(f"diloco {words[0]} needs one more word: " + ", ".join(family))
     wanted = " ".join(words[:2]) if family else words[0]

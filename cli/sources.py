@@ -115,7 +115,8 @@ def from_file(verb: Verb, verbs: Sequence[Verb], path: Path) -> Found:
     """
     document = _read(path)
     sections: dict[str, dict[str, Any]] = {}
-    for each in verbs:
+    # `[bench.pace]` lies in `[bench]`, which is a verb's own section too.
+    for each in sorted(verbs, key=lambda each: -len(each.name.split())):
         section = _take_section(document, each.name.split(), path)
         if section is not None:
             sections[each.name] = section

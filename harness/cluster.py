@@ -43,6 +43,10 @@ class Cluster:
     address: str = ""
     at_tick: Callable[[], None] = lambda: None
     """Called at every tick of every wait."""
+    entry: Callable[[str], tuple[str, ...]] = lambda _name: command()
+    """What `diloco` is to the process of that name: the words before those of its verb."""
+    start_limit_s: float = START_LIMIT_S
+    """Longest wait for a process that makes, compiles or loads the run."""
     _environ: dict[str, str] = field(default_factory=child_environment)
     _cached: dict[str, str] = field(default_factory=child_environment)
 
@@ -69,7 +73,7 @@ class Cluster:
         settings.write_text(to_toml({"init": given}), encoding="utf-8")
         words = ("init", str(self.run_dir), "--config", str(settings))
         self._start(INIT, *words, *self._data_flags())
-        self.until(lambda: self.processes.settled(INIT), START_LIMIT_S, INIT)
+        self.until(lambda: self.processes.settled(INIT), self.start_limit_s, INIT)
         if self.processes.exit_code(INIT) != 0:
             self.processes.require_alive(INIT)
 
@@ -92,8 +96,8 @@ class Cluster:
             self.processes.require_alive(SERVER)
             return place.exists()
 
-        self.until(is_up, START_LIMIT_S, "the server's start")
-        self.until(lambda: self.processes.settled(COMPILER), START_LIMIT_S, "compiling")
+        self.until(is_up, self.start_limit_s, "the server's start")
+        self.until(lambda: self.processes.settled(COMPILER), self.start_limit_s, "compiling")
         if self.processes.exit_code(COMPILER) != 0:
             self.processes.require_alive(COMPILER)
         self.address = str(json.loads(place.read_text(encoding="utf-8"))["address"])
@@ -147,7 +151,7 @@ class Cluster:
                 raise StoppedError
 
     def _start(self, name: str, *words: str, max_restarts: int = 0) -> None:
-        argv = command(*words, "--log-format", "json")
+        argv = (*self.entry(name), *words, "--log-format", "json")
         # The server's arithmetic is its own (environment.use_server_arithmetic): it shares nothing.
         is_server = name == SERVER
         environ = self._environ if is_server else self._cached

@@ -13,6 +13,7 @@ NAMES = (
     "evaluate",
     "run",
     "status",
+    "bench",
     "bench pace",
     "study run",
     "study table",

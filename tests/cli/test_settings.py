@@ -89,6 +89,10 @@ def test_words_for_two_word_verbs(tmp_path: Path) -> None:
     file = write(tmp_path / "d.toml", "[bench.pace]\npairs = 3\n")
     assert load("bench pace", f"--config {file}").pairs == 3
     assert load("bench pace", "", {"DILOCO_BENCH_PACE_PAIRS": "5"}).pairs == 5
+    # Its section lies in that of another verb, whose own keys are not its.
+    file = write(tmp_path / "b.toml", "[bench]\nlaps = 2\n[bench.pace]\npairs = 3\n")
+    assert load("bench", f"--config {file}").laps == 2
+    assert load("bench pace", f"--config {file}").pairs == 3
     assert load("status", f"--config {file}").json_ is False
 
 

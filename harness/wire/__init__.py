@@ -1,0 +1,1 @@
+"""`diloco bench`: what a synchronisation costs, stage by stage and between real processes."""
