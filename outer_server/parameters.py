@@ -26,12 +26,16 @@ from outer_server.core.step import (
     newborn,
     outer_optimizer,
 )
+from outer_server.decoded import Decoded
+
+_DECODED_SHARE = 4
+"""One byte for so many parameters is kept decoded: 6% of the model in float32."""
 
 
 class Parameters:
     """Master, broadcast copy and outer state of every fragment.
 
-    Not thread-safe: one thread calls `apply`. `fragments` is replaced, never
+    Not thread-safe, but for `check`: one thread calls `apply`. `fragments` is replaced, never
     changed in place, so that other threads may read an entry at any time.
     """
 
@@ -43,6 +47,7 @@ class Parameters:
         self.fragments: tuple[FragmentParameters, ...] = tuple(fragments)
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
         self._codec = Codec.of(spec.codec)
+        self._decoded = Decoded(layout.num_values // _DECODED_SHARE)
         fraction = spec.codec.step_fraction_down
         self._step = make_outer_step(spec.outer, self._codec, fraction)
         self._closing_step = make_closing_step(self._codec, fraction)
@@ -143,8 +148,18 @@ class Parameters:
         self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload]
     ) -> Iterator[Part]:
         """The participants' contributions, decoded one participant at a time."""
-        layout, rows = self.layout.fragments[order.fragment], self.layout.rows_padded
         for participant in order.participants:
             keys = [meta.key for meta in participant.contributions]
-            encoded = tuple(self._codec.decode(layout, rows, payloads[key]) for key in keys)
+            encoded = tuple(
+                self._decoded.take(payloads[key]) or self._decode(order.fragment, payloads[key])
+                for key in keys
+            )
             yield Part(participant.share, encoded)
+
+    def check(self, fragment: int, payload: Payload) -> None:
+        """Raise PayloadError for one that no merge could take. Any thread may call it."""
+        self._decoded.keep(payload, self._decode(fragment, payload))
+
+    def _decode(self, fragment: int, payload: Payload) -> Encoded:
+        layout = self.layout.fragments[fragment]
+        return self._codec.decode(layout, self.layout.rows_padded, payload)

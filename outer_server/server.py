@@ -94,8 +94,9 @@ class OuterServer:
                 _log.warning("unclean_stop", epoch=start.epoch, reason="a new epoch begins")
             self._codec = Codec.of(self._directory.spec.codec)
             layout, fragments = self._directory.layout, start.snapshot.fragments
+            self._parameters = Parameters(self._directory.spec, layout, fragments)
             self._engine = Engine(
-                Parameters(self._directory.spec, layout, fragments),
+                self._parameters,
                 state,
                 start.snapshot.payloads if is_continued else {},
                 self._directory.save,
@@ -208,7 +209,7 @@ class OuterServer:
         if not 0 <= key.fragment < len(layout.fragments):
             raise RefusedError(RefusalCode.MISMATCH, f"there is no fragment {key.fragment}")
         try:
-            self._codec.decode(layout.fragments[key.fragment], layout.rows_padded, payload)
+            self._parameters.check(key.fragment, payload)
         except PayloadError as error:
             raise RefusedError(RefusalCode.BAD_PAYLOAD, str(error)) from error
         event = Contributed(

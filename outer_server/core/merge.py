@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +112,7 @@ def _over(numerator: float, denominator_T: Float64[np.ndarray, " T"]) -> Float64
     return quotient_T
 
 
-@jax.jit
+@partial(jax.jit, donate_argnums=0)
 def _add(
     total_BxN: Float32[Array, "B N"],
     weight_B: Float32[Array, " B"],
@@ -122,7 +123,7 @@ def _add(
     return total
 
 
-@jax.jit
+@partial(jax.jit, donate_argnums=0)
 def _scale(
     total_BxN: Float32[Array, "B N"], scale_B: Float32[Array, " B"]
 ) -> Float32[Array, "B N"]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float32, Int32, UInt16, UInt32
 
 from fragments.codec import Codec
 from fragments.digest import digest_blocks
 from fragments.errors import SettingsError
-from fragments.quantize import Symbols, apply_update
+from fragments.quantize import Quantized, Symbols, apply_update
 from fragments.runspec import OuterSettings
 
 
@@ -81,36 +80,28 @@ def newborn(
 
 
 def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float) -> OuterStep:
-    """The jitted outer step; compiled once, since all fragments share one shape.
+    """The outer step, compiled once, since all fragments share one shape.
 
     The update sent is master - broadcast copy after the step, reduced by `codec`
     with `step_fraction`; the new broadcast copy is the old one plus exactly that. The
     same settings give the same function, which many runs in one process (the
     study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
-    return _outer_step(settings.model_dump_json(), codec, step_fraction)
+    optimize = _optimize(settings.model_dump_json())
 
-
-@lru_cache(maxsize=16)
-def _outer_step(settings_json: str, codec: Codec, step_fraction: float) -> OuterStep:
-    optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
-
-    @jax.jit
     def step(
         old: FragmentParameters,
         merged_BxN: Float32[Array, "B N"],
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
-        updates_BxN, outer = optimizer.update(merged_BxN, old.outer, old.master_BxN)
-        master_BxN = optax.apply_updates(old.master_BxN, updates_BxN)
+        master_BxN, outer = optimize(old.master_BxN, old.outer, merged_BxN)
         return _sent(old, master_BxN, outer, valid_B, codec, step_fraction)
 
     return step
 
 
-@lru_cache(maxsize=16)
 def make_closing_step(codec: Codec, step_fraction: float) -> OuterStep:
-    """The jitted step of the closing lap: theta <- theta - D, with the outer state left alone.
+    """The step of the closing lap: theta <- theta - D, with the outer state left alone.
 
     With the token-weighted average as D, theta becomes the mean of what the learners hold. An
     ordinary step would add a whole round's momentum to the few steps that a fragment has made since
@@ -118,16 +109,35 @@ def make_closing_step(codec: Codec, step_fraction: float) -> OuterStep:
     0.3 to 0.5% off (docs/study.md).
     """
 
-    @jax.jit
     def step(
         old: FragmentParameters,
         merged_BxN: Float32[Array, "B N"],
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
-        master_BxN = old.master_BxN - merged_BxN
+        master_BxN = _minus(old.master_BxN, merged_BxN)
         return _sent(old, master_BxN, old.outer, valid_B, codec, step_fraction)
 
     return step
+
+
+_Optimize = Callable[
+    [Float32[Array, "B N"], Any, Float32[Array, "B N"]], tuple[Float32[Array, "B N"], Any]
+]
+
+
+@lru_cache(maxsize=16)
+def _optimize(settings_json: str) -> _Optimize:
+    """(master, outer state, merged pseudo-gradient) to the next master and outer state."""
+    optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
+
+    @jax.jit
+    def optimize(
+        master_BxN: Float32[Array, "B N"], outer: Any, merged_BxN: Float32[Array, "B N"]
+    ) -> tuple[Float32[Array, "B N"], Any]:
+        updates_BxN, outer = optimizer.update(merged_BxN, outer, master_BxN)
+        return optax.apply_updates(master_BxN, updates_BxN), outer
+
+    return optimize
 
 
 def _sent(
@@ -138,10 +148,30 @@ def _sent(
     codec: Codec,
     step_fraction: float,
 ) -> Stepped:
-    """The new master, and the update that takes the broadcast copy towards it."""
-    quantized = codec.reduce(master_BxN - old.broadcast_BxN, valid_B, step_fraction)
-    broadcast_BxN = apply_update(old.broadcast_BxN, quantized.codes, quantized.step_bits)
-    finite = quantized.finite & jnp.all(jnp.isfinite(master_BxN))
+    """The new master, and the update that takes the broadcast copy towards it.
+
+    Compiled in pieces, between which values lie in memory: as one piece the compiler computes the
+    same values again for each of their readers, at three times the cost. The bits are the same.
+    """
+    reduced = _reduced(codec, master_BxN, old.broadcast_BxN, valid_B, step_fraction)
+    broadcast_BxN = apply_update(old.broadcast_BxN, reduced.codes, reduced.step_bits)
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)
+    # The broadcast copy is finite, so a master that is not shows in the difference.
     digest = digest_blocks(broadcast_BxN)
-    return Stepped(new, quantized.codes, quantized.step_bits, digest, finite)
+    return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
+
+
+@partial(jax.jit, static_argnums=0)
+def _reduced(
+    codec: Codec,
+    master_BxN: Float32[Array, "B N"],
+    broadcast_BxN: Float32[Array, "B N"],
+    valid_B: Int32[Array, " B"],
+    step_fraction: Any,
+) -> Quantized:
+    return codec.reduce(master_BxN - broadcast_BxN, valid_B, step_fraction)
+
+
+@jax.jit
+def _minus(one_BxN: Float32[Array, "B N"], two_BxN: Float32[Array, "B N"]) -> Array:
+    return one_BxN - two_BxN
