@@ -139,7 +139,8 @@ class Report:
     `cursor`: next batch of its shard. `wait_share` in [0, 1]; `step_s` in
     seconds; `loss` in nats per token, NaN if unknown. Caps and use of its bulk
     traffic in Mbit/s, 0 for no cap: its link fills them in. `outruns`: there
-    was always a transfer waiting or under way in the last H steps.
+    was always a transfer waiting or under way in the last H steps. `paused`: it
+    steps no further on what it holds (`AdoptionSettings.max_overlap_steps`).
     """
 
     step: int
@@ -153,6 +154,7 @@ class Report:
     use_up_mbit: float = 0.0
     use_down_mbit: float = 0.0
     outruns: bool = False
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

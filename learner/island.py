@@ -159,9 +159,9 @@ class Island:
         value: Array = apply_update(held.value_BxN, codes, step_bits)
         return value
 
-    def wait_prepared(self, timeout_s: float) -> None:
-        """Return when something may be there to adopt, or after `timeout_s`."""
-        self._arrived.wait(timeout_s)
+    def wait_prepared(self, timeout_s: float) -> bool:
+        """Return True when something may be there to adopt, False after `timeout_s`."""
+        return self._arrived.wait(timeout_s)
 
     def adopt(self, at: Completed) -> Adoption:
         """Take in the fragments that are prepared; for the training thread, between steps.

@@ -176,11 +176,18 @@ class Trainer:
 
     def _pause(self, at: Completed, stop: threading.Event) -> Completed:
         """Wait for a new version; what this costs is counted as synchronisation."""
-        began_s, before_s = time.monotonic(), self.pace.sync_s
+        began_s, sync_s, total_s = time.monotonic(), self.pace.sync_s, self.pace.total_s
+        here = Report(at.step, at.tokens, at.cursor, self.pace.wait_share, self.pace.step_s)
         while self._is_bound(at) and not stop.is_set():
-            self._island.wait_prepared(PAUSE_POLL_S)
+            self._on_report(replace(here, paused=True))
+            while self._is_bound(at) and not stop.is_set():
+                if self._island.wait_prepared(PAUSE_POLL_S):
+                    break
+            # Before it is said what is adopted: what is held then is no reason to pause.
+            self._on_report(here)
             at = self._adopt(at)
-        self.pace.sync_s = before_s + time.monotonic() - began_s
+        paused_s = time.monotonic() - began_s
+        self.pace.sync_s, self.pace.total_s = sync_s + paused_s, total_s + paused_s
         return at
 
     def adopt_now(self) -> None:

@@ -99,7 +99,7 @@ class Connection:
         self._on_change = on_change
         self._lease: Lease | None = None
         self._adopted: dict[int, Adopted] = {}
-        self._last_report = Report(0, 0, 0)
+        self.last_report = Report(0, 0, 0)
         self._stream = 0
         self._open = False
         self._asks: dict[int, Ask] = {}
@@ -129,7 +129,7 @@ class Connection:
 
     def report(self, report: Report) -> None:
         """Say where the learner is, in its own counters; said again as a heartbeat."""
-        self._last_report = report
+        self.last_report = report
         self._say(lambda lease: Reported(lease.learner, lease.token, report))
 
     def adopted(self, adopted: Adopted) -> None:
@@ -201,7 +201,7 @@ class Connection:
         self._open = True
         for adopted in list(self._adopted.values()):
             self.adopted(adopted)
-        self.report(self._last_report)
+        self.report(self.last_report)
         self._push_next()
         self._pull_next()
 
@@ -210,7 +210,7 @@ class Connection:
 
         def beat() -> None:
             if stream == self._stream:
-                self.report(self._last_report)
+                self.report(self.last_report)
                 self._clock.after(every_s, Order.TIMER, beat)
 
         return beat

@@ -205,13 +205,15 @@ class Process:
         self._begin_is_set = False
         if self.ended or self._stepping or self._shard is None:
             return
+        self._tell_paused(paused=False)
         adoption = self.island.adopt(self.island.completed)
         at = adoption.completed
         for adopted in adoption.adopted:
             self._tally.steps_lost += self._lost_by_adopting(adopted.fragment)
             self.connection.adopted(adopted)
-        if not self._may_step(at, self._shard):
+        if not self._may_step(at):
             self.island.completed = at
+            self._tell_paused(paused=self._is_bound(at))
             return
         if self._inner is None:
             self._inner = self._setting.program.init_inner(at.params)
@@ -239,18 +241,28 @@ class Process:
             return 0.0
         return (now.step - self.connection.sent_step(base.step, fragment)) / len(now.bases)
 
-    def _may_step(self, at: Completed, shard: Shard) -> bool:
+    def _tell_paused(self, *, paused: bool) -> None:
+        """Let the server know where that has changed."""
+        report = self.connection.last_report
+        if report.paused != paused:
+            self.connection.report(replace(report, paused=paused))
+
+    def _may_step(self, at: Completed) -> bool:
         phase = self.connection.progress.phase
         if self.stalled or phase in (Phase.CLOSING, Phase.FINISHED):
             return False
-        if any(base is None for base in at.bases):
-            return False
+        return all(base is not None for base in at.bases) and not self._is_bound(at)
+
+    def _is_bound(self, at: Completed) -> bool:
+        """Has it made as many steps on one base as the run allows?"""
         overlap = self._setting.spec.adoption.max_overlap_steps
         if overlap is None:
-            return True
+            return False
         progress, spec = self.connection.progress, self._setting.spec
         interval = progress.sync_interval_steps or spec.interval_steps(progress.tokens_trained)
-        return all(base is None or at.step - base.step < interval + overlap for base in at.bases)
+        return any(
+            base is not None and at.step - base.step >= interval + overlap for base in at.bases
+        )
 
     def _progress(self, own_tokens: int) -> float:
         """Share of the budget that all have trained, as `learner.run` estimates it."""

@@ -23,6 +23,7 @@ def advance(state: RunState, now_s: float) -> RunState:
     Where a death would put the K_eff-th position below t, all their positions
     shift up by the difference, so that the survivors' next steps count at once.
     """
+    state = _lift_paused(state)
     stepping = [record for record in state.live_learners if is_stepping(state, record, now_s)]
     if not stepping:
         return state
@@ -35,6 +36,23 @@ def advance(state: RunState, now_s: float) -> RunState:
     return replace(state, learners={**state.learners, **moved})
 
 
+def _lift_paused(state: RunState) -> RunState:
+    """Take those who may not step on what they hold to the next slot: nothing else would.
+
+    Steps that were made before a lease's first report, or while nobody heard, count less than they
+    are; all might then wait for a slot that their counted steps do not reach.
+    """
+    if state.open_rounds:
+        return state
+    step = slot_step(state.slots, state.slots.next_slot, len(state.fragments))
+    newest = [fragment.version for fragment in state.fragments]
+    for record in state.live_learners:
+        is_held = record.report.paused and [base.version for base in record.bases] == newest
+        if is_held and record.position < step:
+            state = state.with_learner(replace(record, position=step))
+    return state
+
+
 def is_stepping(state: RunState, record: LearnerRecord, now_s: float) -> bool:
     """Whether a live learner has a say on the clock: it has made a step in this lease, and the
     newest is no longer ago than a lease's time to live and four of its steps.
@@ -44,6 +62,8 @@ def is_stepping(state: RunState, record: LearnerRecord, now_s: float) -> bool:
     """
     if record.stepped_at_s is None:
         return False
+    if record.report.paused:
+        return True
     patience_s = state.spec.lease_ttl_s + STEPS_OF_PATIENCE * record.report.step_s
     return now_s - record.stepped_at_s <= patience_s
 

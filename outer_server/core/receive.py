@@ -140,6 +140,8 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
         return state, [Note("digest_mismatch", reason, fields), Disconnect(event.learner, goodbye)]
     base = replace(base, version=told.version.number, at_step=told.at_step, digest=told.digest)
     record = record.with_base(told.fragment, base)
+    # It may step again; where it may not, it says so again.
+    record = replace(record, report=replace(record.report, paused=False))
     if record.stepped_at_s is None and all(held.version >= 0 for held in record.bases):
         position = max(state.global_step, record.position)
         record = replace(record, stepped_at_s=now_s, position=position)

@@ -365,6 +365,40 @@ def test_steps_made_while_away_count_as_tokens_but_do_not_push_the_clock() -> No
     assert run.state.learners["a"].report.step == 244
 
 
+def _held_at(run: Run, name: str, step: int) -> None:
+    report = Report(step=step, tokens=16 * step, cursor=step, paused=True)
+    run.tell(Reported(name, run.token(name), report))
+
+
+def test_learners_that_all_pause_short_of_the_next_slot_are_asked_nevertheless() -> None:
+    """Their first reports came late, so that their steps count less than they are."""
+    run = Run(quorum=2, min_learners=2)
+    run.trained("a", "b")
+    _held_at(run, "a", 4)
+    assert run.asks == []  # the other may still come to the slot by itself
+    _held_at(run, "b", 4)
+    assert run.asks == [("a", Ask(1, Version(1, 0))), ("b", Ask(1, Version(1, 0)))]
+    assert run.state.global_step == 2
+    # While that is on its way nobody is taken any further, however often they say it.
+    _held_at(run, "a", 4)
+    _held_at(run, "b", 4)
+    run.contribute("a", 1, base=0, asked=0)
+    run.contribute("b", 1, base=0, asked=0)
+    run.finish_merge()
+    for name in ("a", "b"):
+        _held_at(run, name, 4)
+    assert run.state.global_step == 2
+    # Nor once they have what came out of it, and may step again.
+    run.adopt("a", 1)
+    run.adopt("b", 1)
+    assert run.state.global_step == 2
+    # They say so where the other fragment still holds them.
+    _held_at(run, "a", 4)
+    _held_at(run, "b", 4)
+    assert run.state.global_step == 4
+    assert [ask.fragment for _, ask in run.asks] == [1, 1, 0, 0]
+
+
 def test_absurd_numbers_change_nothing() -> None:
     run = Run()
     run.trained("a")

@@ -361,6 +361,7 @@ class Report(_message.Message):
     USE_UP_MBIT_FIELD_NUMBER: _builtins.int
     USE_DOWN_MBIT_FIELD_NUMBER: _builtins.int
     OUTRUNS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     tokens: _builtins.int
     cursor: _builtins.int
@@ -382,6 +383,10 @@ class Report(_message.Message):
     """Training outruns the transfers: for as many steps as lie between two rounds
     of a fragment, there was always one waiting or under way.
     """
+    paused: _builtins.bool
+    """It makes no step until it has a newer version: as many steps as the run
+    allows were made on one base.
+    """
     def __init__(
         self,
         *,
@@ -396,10 +401,11 @@ class Report(_message.Message):
         use_up_mbit: _builtins.float = ...,
         use_down_mbit: _builtins.float = ...,
         outruns: _builtins.bool = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_down_mbit", b"cap_down_mbit", "cap_up_mbit", b"cap_up_mbit", "cursor", b"cursor", "loss", b"loss", "outruns", b"outruns", "step", b"step", "step_s", b"step_s", "tokens", b"tokens", "use_down_mbit", b"use_down_mbit", "use_up_mbit", b"use_up_mbit", "wait_share", b"wait_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_down_mbit", b"cap_down_mbit", "cap_up_mbit", b"cap_up_mbit", "cursor", b"cursor", "loss", b"loss", "outruns", b"outruns", "paused", b"paused", "step", b"step", "step_s", b"step_s", "tokens", b"tokens", "use_down_mbit", b"use_down_mbit", "use_up_mbit", b"use_up_mbit", "wait_share", b"wait_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
