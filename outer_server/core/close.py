@@ -18,7 +18,9 @@ GRANULARITY_S = 0.05
 """Added to every deadline: below this, differences are scheduling noise."""
 
 MISSES_BEFORE_IGNORED = 3
-"""Nobody waits for a learner that missed this many rounds in a row."""
+"""Nobody waits for a learner that missed this many rounds in a row, until it answers within the
+longest wait of a round again: an answer that takes longer comes late to the next round as well, and
+to wait for it lengthens every round for nothing (docs/study.md, `late_joined`)."""
 
 
 class Verdict(StrEnum):
@@ -38,13 +40,17 @@ class Decision:
     look_again_s: float = math.inf
 
 
-def observe(timing: Timing, sample_s: float) -> Timing:
-    """`timing` after an answer took `sample_s` (RFC 6298, section 2: alpha 1/8, beta 1/4)."""
+def observe(timing: Timing, sample_s: float, longest_s: float = math.inf) -> Timing:
+    """`timing` after an answer took `sample_s` (RFC 6298, section 2: alpha 1/8, beta 1/4).
+
+    One within `longest_s` makes the learner worth waiting for again.
+    """
+    missed_in_a_row = 0 if sample_s <= longest_s else timing.missed_in_a_row
     if timing.samples == 0:
-        return Timing(mean_s=sample_s, deviation_s=sample_s / 2, samples=1)
+        return Timing(sample_s, sample_s / 2, 1, missed_in_a_row)
     deviation_s = 0.75 * timing.deviation_s + 0.25 * abs(timing.mean_s - sample_s)
     mean_s = 0.875 * timing.mean_s + 0.125 * sample_s
-    return Timing(mean_s, deviation_s, timing.samples + 1, missed_in_a_row=0)
+    return Timing(mean_s, deviation_s, timing.samples + 1, missed_in_a_row)
 
 
 def missed(timing: Timing) -> Timing:
@@ -57,6 +63,11 @@ def deadline_s(timing: Timing) -> float:
     if timing.samples == 0:
         return math.inf
     return timing.mean_s + DEVIATIONS * timing.deviation_s + GRANULARITY_S
+
+
+def longest_wait_steps(state: RunState) -> int:
+    """Steps of the clock after which a round with K_eff answers waits for nobody."""
+    return max(1, state.slots.interval // 2)
 
 
 def smoothed(average_s: float, sample_s: float) -> float:

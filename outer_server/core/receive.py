@@ -15,7 +15,7 @@ from fragments.records import (
     Role,
     Version,
 )
-from outer_server.core.close import contributors, observe, smoothed
+from outer_server.core.close import contributors, longest_wait_steps, observe, smoothed
 from outer_server.core.events import (
     Contributed,
     Declined,
@@ -225,7 +225,7 @@ def contribute(
         or round_.stage is not RoundStage.COLLECTING
         or event.asked_version != Version(state.epoch, round_.version)
     )
-    record = _consumed(state.learners[event.learner], event, now_s, late=is_late)
+    record = _consumed(state, event, now_s, late=is_late)
     if is_late and state.spec.late == "drop":
         refusal = Refusal(RefusalCode.STALE, "its round has closed, and late ones are dropped")
         return _count_refused(state.with_learner(record), event, refusal)
@@ -254,14 +254,13 @@ def _note_quorum(state: RunState, index: int, now_s: float) -> RunState:
     return replace(state, averages=replace(averages, quorum_s=quorum_s))
 
 
-def _consumed(
-    record: LearnerRecord, event: Contributed, now_s: float, *, late: bool
-) -> LearnerRecord:
-    key = event.meta.key
+def _consumed(state: RunState, event: Contributed, now_s: float, *, late: bool) -> LearnerRecord:
+    record, key = state.learners[event.learner], event.meta.key
     base = record.bases[key.fragment]
     timing = record.timing
     if base.asked_version == event.asked_version.number:
-        timing = observe(timing, now_s - base.asked_at_s)
+        longest_s = longest_wait_steps(state) * state.averages.step_s if late else math.inf
+        timing = observe(timing, now_s - base.asked_at_s, longest_s or math.inf)
     base = replace(base, consumed=key.base_version.number, consumed_payload=event.payload_digest)
     tally = replace(record.tally, contributions_late=record.tally.contributions_late + late)
     return replace(record.with_base(key.fragment, base), timing=timing, tally=tally)

@@ -123,7 +123,7 @@ def close_ready(state: RunState, now_s: float) -> tuple[RunState, list[Effect], 
 def _longest_wait_over(state: RunState, round_: Round, now_s: float) -> bool:
     if state.phase is Phase.CLOSING:
         return now_s >= state.closing_until_s
-    return state.global_step - round_.opened_at_step >= max(1, state.slots.interval // 2)
+    return state.global_step - round_.opened_at_step >= close.longest_wait_steps(state)
 
 
 def close_round(

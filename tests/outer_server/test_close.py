@@ -100,8 +100,13 @@ def test_nobody_waits_for_one_that_missed_three_in_a_row(missed: int, verdict: V
     assert _verdict(*_state(quorum=1, timings=timings, answered=["a"]), 10.1) is verdict
 
 
-def test_an_answer_makes_a_learner_worth_waiting_for_again() -> None:
-    assert close.observe(replace(KNOWN, missed_in_a_row=7), 1.0).missed_in_a_row == 0
+def test_an_answer_in_time_makes_a_learner_worth_waiting_for_again() -> None:
+    ignored = replace(KNOWN, missed_in_a_row=7)
+    assert close.observe(ignored, 1.0).missed_in_a_row == 0
+    assert close.observe(ignored, 2.0, longest_s=2.0).missed_in_a_row == 0
+    slow = close.observe(ignored, 2.1, longest_s=2.0)
+    assert slow.missed_in_a_row == 7
+    assert slow.samples == KNOWN.samples + 1
 
 
 def test_a_newcomer_without_samples_is_waited_for_up_to_the_bound() -> None:

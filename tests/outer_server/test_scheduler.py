@@ -50,7 +50,13 @@ from outer_server.core.events import (
 )
 from outer_server.core.resume import resume
 from outer_server.core.scheduler import handle
-from outer_server.core.state import ContributionMeta, MergeOrder, RunState, new_state
+from outer_server.core.state import (
+    ContributionMeta,
+    MergeOrder,
+    RoundStage,
+    RunState,
+    new_state,
+)
 from tests.support.tiny import tiny_spec
 
 LAYOUT = "layout"
@@ -186,6 +192,40 @@ def test_a_late_contribution_joins_the_next_round_of_its_fragment() -> None:
     order = run.orders[-1]
     assert [p.learner for p in order.participants] == ["a", "b"]
     assert run.state.learners["b"].tally.contributions_late == 1
+
+
+def test_answers_that_are_always_late_do_not_lengthen_the_rounds() -> None:
+    """H = 4, so a round waits two steps of the clock at the longest; a step takes a second."""
+    run = Run()
+    run.trained("a", "b")
+    run.step("b", 1)
+    waits: list[int] = []
+    pending: list[tuple[int, tuple[str, int, int, int]]] = []
+    for step in range(1, 33):
+        run.now_s += 1.0
+        run.step("a", step)
+        run.step("b", step + 1)
+        for name, ask in run.asks:
+            base = run.state.learners[str(name)].bases[ask.fragment].version
+            if name == "a":
+                run.contribute("a", ask.fragment, base, ask.version.number)
+            else:
+                pending.append((step + 3, ("b", ask.fragment, base, ask.version.number)))
+        run.asks.clear()
+        for due, answer in list(pending):
+            if due == step:
+                pending.remove((due, answer))
+                run.contribute(*answer)
+        waits.append(sum(r.stage is RoundStage.COLLECTING for r in run.state.open_rounds))
+        while run.orders:
+            fragment = run.orders[0].fragment
+            run.finish_merge()
+            run.adopt("a", fragment)
+            run.adopt("b", fragment)
+    # Three rounds of patience, and none after them.
+    assert sum(waits[:10]) >= 3
+    assert sum(waits[16:]) == 0
+    assert run.state.learners["b"].tally.contributions_late > 3
 
 
 def test_too_stale_is_refused_and_counted() -> None:
