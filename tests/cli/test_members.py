@@ -84,7 +84,7 @@ def test_learner_and_evaluator_finish_a_run_and_the_watcher_sees_it(tmp_path: Pa
     out, log, _ = ends["l"]
     told = re.search(r"only: the run is finished; (\d+) steps, ([\d,]+) tokens", out)
     assert told is not None
-    # It steps on until it hears that the budget of 200 steps is spent, on a busy machine a few more.
+    # It steps on until it hears that the budget of 200 steps is spent: a few more under load.
     steps = int(told[1])
     assert 200 <= steps <= 220
     assert int(told[2].replace(",", "")) == 16 * steps
