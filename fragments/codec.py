@@ -10,6 +10,7 @@ Shape letters: B rows (blocks), N values per row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +73,17 @@ class Codec:
             case "f32":
                 return _plain(x_BxN, valid_B)
 
+    def difference(
+        self,
+        one_BxN: Float32[Array, "B N"],
+        two_BxN: Float32[Array, "B N"],
+        valid_B: Int32[Array, " B"],
+        step_fraction: float,
+    ) -> Quantized:
+        """one - two, reduced; compiled once for equal codecs."""
+        quantized: Quantized = _difference(self, one_BxN, two_BxN, valid_B, step_fraction)
+        return quantized
+
     def encode(
         self, fragment: FragmentLayout, symbols: Symbols, step_bits: UInt16[Array, " B"]
     ) -> Payload:
@@ -108,6 +120,17 @@ class Codec:
     def max_wire_bytes(self, fragment: FragmentLayout) -> int:
         """The most bytes that a payload of this fragment may have."""
         return max_wire_bytes(self.id, fragment)
+
+
+@partial(jax.jit, static_argnums=0)
+def _difference(
+    codec: Codec,
+    one_BxN: Float32[Array, "B N"],
+    two_BxN: Float32[Array, "B N"],
+    valid_B: Int32[Array, " B"],
+    step_fraction: Float[Array, ""] | float,
+) -> Quantized:
+    return codec.reduce(one_BxN - two_BxN, valid_B, step_fraction)
 
 
 def _plain(x_BxN: Float32[Array, "B N"], valid_B: Int32[Array, " B"]) -> Quantized:

@@ -30,8 +30,9 @@ _TRIT_ESCAPED, _NIBBLE_ESCAPED = 64, 16
 """A row has the form if at most one symbol in so many lies outside. An escaped group costs five
 bytes and an escaped symbol one, before the coder."""
 
-_PROBE = 256
-"""Symbols of a row that are looked at first: most rows are plainly no trits."""
+_PROBE, _PROBE_ESCAPED = 256, 32
+"""Symbols of a row that are looked at first, and at most one in how many of them may lie outside:
+most rows are plainly no trits."""
 
 _ESCAPE = -8
 _NIBBLE = np.uint8(4)
@@ -101,7 +102,7 @@ def _choose_forms(
     escaped_B = np.bincount(beyond[0], minlength=len(codes_BxN))
     forms_B[escaped_B * _NIBBLE_ESCAPED > width] = WIDE
     probed = _outside(codes_BxN[:, :_PROBE], _MAX_TRIT)
-    likely = np.flatnonzero(np.count_nonzero(probed, axis=1) * 32 <= probed.shape[1])
+    likely = np.flatnonzero(np.count_nonzero(probed, axis=1) * _PROBE_ESCAPED <= probed.shape[1])
     outside = np.count_nonzero(_outside(codes_BxN[likely], _MAX_TRIT), axis=1)
     forms_B[likely[outside * _TRIT_ESCAPED <= width]] = TRITS
     return forms_B, beyond

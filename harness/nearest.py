@@ -16,8 +16,8 @@ def nearest(unknown: str, known: Iterable[str]) -> str | None:
     words = sorted(set(known))
     folded = unknown.lower().replace("-", "_")
     by_folded = {word.lower().replace("-", "_"): word for word in words}
-    # Letter by letter is what is meant here.
-    shared = os.path.commonprefix(list(by_folded)).rpartition("_")  # noqa: RUF071
+    # RUF071 wants commonpath, for paths; these are words, compared letter by letter.
+    shared = os.path.commonprefix(list(by_folded)).rpartition("_")  # noqa: RUF071  words, no paths
     common = shared[0] + shared[1]
     if len(by_folded) > 1 and folded.startswith(common):
         folded = folded.removeprefix(common)

@@ -43,8 +43,7 @@ def load_program(spec: RunSpec, data: str | None) -> Program:
         raise SettingsError(_explain(error, name, known)) from error
     except DilocoError:
         raise
-    # Whatever a stranger's code raises: the person who named it gets one sentence.
-    except Exception as error:
+    except Exception as error:  # a stranger's code may raise anything: one sentence
         raise SettingsError(f"program.factory {name} raised {_told(error, module)}") from error
     return _checked(name, program)
 
@@ -56,8 +55,7 @@ def _import(name: str) -> ModuleType:
     module_name = name.partition(":")[0]
     try:
         return importlib.import_module(module_name)
-    # As above: importing a stranger's module runs a stranger's code.
-    except Exception as error:
+    except Exception as error:  # importing runs a stranger's code too
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (module_name + ".").startswith(missing + "."):
             raise SettingsError(

@@ -12,12 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
 from fragments.codec import Codec
 from fragments.digest import digest_hex
@@ -275,18 +272,5 @@ class Island:
     def _quantize(
         self, fragment: int, base_BxN: Float32[Array, "B N"], local_BxN: Float32[Array, "B N"]
     ) -> Quantized:
-        quantized: Quantized = _reduced_difference(
-            self._codec, base_BxN, local_BxN, self._valid[fragment], self._step_fraction
-        )
-        return quantized
-
-
-@partial(jax.jit, static_argnums=0)
-def _reduced_difference(
-    codec: Codec,
-    base_BxN: Float32[Array, "B N"],
-    local_BxN: Float32[Array, "B N"],
-    valid_B: Int32[Array, " B"],
-    step_fraction: Any,
-) -> Quantized:
-    return codec.reduce(base_BxN - local_BxN, valid_B, step_fraction)
+        valid_B = self._valid[fragment]
+        return self._codec.difference(base_BxN, local_BxN, valid_B, self._step_fraction)

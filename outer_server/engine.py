@@ -313,7 +313,7 @@ class Engine:
     def _save_logged(self, snapshot: Snapshot) -> None:
         try:
             self._save(snapshot)
-        except Exception as error:  # noqa: BLE001  lost in a future, nobody would hear of it
+        except Exception as error:  # noqa: BLE001  left in a future it would be lost
             _log.error("snapshot_failed", reason=str(error))
         else:
             self._saved_rounds = snapshot.state.rounds_merged

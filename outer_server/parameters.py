@@ -46,11 +46,11 @@ class Parameters:
         self.layout = layout
         self.fragments: tuple[FragmentParameters, ...] = tuple(fragments)
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
-        self._codec = Codec.of(spec.codec)
+        self.codec = Codec.of(spec.codec)
         self._decoded = Decoded(layout.num_values // _DECODED_SHARE)
         fraction = spec.codec.step_fraction_down
-        self._step = make_outer_step(spec.outer, self._codec, fraction)
-        self._closing_step = make_closing_step(self._codec, fraction)
+        self._step = make_outer_step(spec.outer, self.codec, fraction)
+        self._closing_step = make_closing_step(self.codec, fraction)
 
     @staticmethod
     def newborn(
@@ -76,7 +76,7 @@ class Parameters:
         """Compile merge and step, so that the first round does not wait for it."""
         shape = (self.layout.rows_padded, self.layout.block)
         zeros_BxN = jnp.zeros(shape, jnp.float32)
-        reduced = self._codec.reduce(zeros_BxN, self._valid[0], 1.0)
+        reduced = self.codec.reduce(zeros_BxN, self._valid[0], 1.0)
         silent: Encoded = (np.asarray(reduced.codes), np.asarray(reduced.step_bits))
         for step, mean in ((self._step, False), (self._closing_step, True)):
             merged_BxN = self._merge(self.layout.fragments[0], [Part(1.0, (silent,))], mean=mean)
@@ -101,7 +101,7 @@ class Parameters:
             raise NonFiniteError(
                 f"the outer step of fragment {index} from version {order.version} is not finite"
             )
-        payload = self._codec.encode(layout, stepped.codes_BxN, stepped.step_bits_B)
+        payload = self.codec.encode(layout, stepped.codes_BxN, stepped.step_bits_B)
         linear, mixed = (int(word) for word in np.asarray(stepped.digest))
         self.fragments = (
             *self.fragments[:index],
@@ -120,7 +120,7 @@ class Parameters:
     def stand(self, order: MergeOrder, epoch: int) -> tuple[Update, FragmentParameters]:
         """The fragment one version on without a step: an update that adds nothing."""
         index = order.fragment
-        payload = self._codec.nothing(self.layout.fragments[index], self.layout.rows_padded)
+        payload = self.codec.nothing(self.layout.fragments[index], self.layout.rows_padded)
         update = Update(
             fragment=index,
             version=Version(epoch, order.version + 1),
@@ -162,4 +162,4 @@ class Parameters:
 
     def _decode(self, fragment: int, payload: Payload) -> Encoded:
         layout = self.layout.fragments[fragment]
-        return self._codec.decode(layout, self.layout.rows_padded, payload)
+        return self.codec.decode(layout, self.layout.rows_padded, payload)

@@ -12,7 +12,6 @@ from types import TracebackType
 
 import structlog
 
-from fragments.codec import Codec
 from fragments.errors import PayloadError, RefusedError
 from fragments.records import (
     PROTOCOL_VERSION,
@@ -92,7 +91,6 @@ class OuterServer:
             is_continued = start.epoch == start.snapshot.state.epoch
             if not is_continued:
                 _log.warning("unclean_stop", epoch=start.epoch, reason="a new epoch begins")
-            self._codec = Codec.of(self._directory.spec.codec)
             layout, fragments = self._directory.layout, start.snapshot.fragments
             self._parameters = Parameters(self._directory.spec, layout, fragments)
             self._engine = Engine(
@@ -240,11 +238,11 @@ class OuterServer:
     @property
     def codec(self) -> str:
         """Id of the codec in which contributions travel."""
-        return self._codec.id
+        return self._parameters.codec.id
 
     def payload_limit(self, fragment: int) -> int:
         """Largest compressed size, in bytes, that a contribution to `fragment` may have."""
-        return self._codec.max_wire_bytes(self._directory.layout.fragments[fragment])
+        return self._parameters.codec.max_wire_bytes(self._directory.layout.fragments[fragment])
 
     def count_bytes(self, learner: str, up: int, down: int) -> None:
         """Add to a name's traffic; names that never joined are not counted."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from cli.keys import VerbSettings
-from cli.stop import stop_on_signal
+from cli.measure import MeasureSettings, measure
 from cli.verb import Verb
 
+if TYPE_CHECKING:
+    from harness.wire.result import WireResult
 
-class BenchSettings(VerbSettings):
+
+class BenchSettings(MeasureSettings):
     """How big, how many, and for how long."""
 
     params: str = Field(default="25M", description="parameters of the model: 25M, 1e8, 1000")
@@ -25,10 +28,6 @@ class BenchSettings(VerbSettings):
     limit_s: float = Field(
         default=900.0, ge=10, description="longest wait for any part of it, seconds"
     )
-    json_: bool = Field(default=False, alias="json", description="print the result as JSON")
-    out: Path | None = Field(
-        default=None, description="keep run directories and logs there (default: nothing is kept)"
-    )
 
 
 def run(settings: BenchSettings) -> None:
@@ -37,34 +36,33 @@ def run(settings: BenchSettings) -> None:
     Raises:
         SettingsError: for no number of parameters, or a machine without room for it.
     """
-    from harness.outdir import prepare
-    from harness.wire.plan import WirePlan, parse_params
+    from harness.wire.plan import parse_params
 
     params = parse_params(settings.params)
-    with stop_on_signal() as stop, tempfile.TemporaryDirectory(prefix="diloco-bench-") as scratch:
-        from harness.cluster import StoppedError
-        from harness.terminal import console
-        from harness.wire.report import report_view
+
+    def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> WireResult:
+        from harness.wire.plan import WirePlan
         from harness.wire.run import WireBench
 
-        if settings.out is not None:
-            prepare(settings.out)
         plan = WirePlan(
-            out=settings.out or Path(scratch),
+            out=out,
             params=params,
             learners=settings.learners,
             fragments=settings.fragments,
             laps=settings.laps,
             limit_s=settings.limit_s,
         )
-        try:
-            result = WireBench(plan, stop, lambda line: print(line, file=sys.stderr)).run()
-        except StoppedError:
-            print("stopped before the end", file=sys.stderr)
-            return
+        return WireBench(plan, stop, tell).run()
+
+    result = measure(settings.out, bench)
+    if result is None:
+        return
     if settings.json_:
         print(result.model_dump_json(indent=2))
     else:
+        from harness.terminal import console
+        from harness.wire.report import report_view
+
         console().print(report_view(result))
 
 

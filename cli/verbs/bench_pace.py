@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from cli.keys import VerbSettings
-from cli.stop import stop_on_signal
+from cli.measure import MeasureSettings, measure
 from cli.verb import Verb
 from fragments.errors import DilocoError
 
+if TYPE_CHECKING:
+    from harness.pace import PaceResult
 
-class BenchPaceSettings(VerbSettings):
+
+class BenchPaceSettings(MeasureSettings):
     """How often, how long and how fast."""
 
     pairs: int = Field(
@@ -27,10 +30,6 @@ class BenchPaceSettings(VerbSettings):
     slow_factor: float = Field(
         default=3.0, gt=1, description="the slow one takes so many times longer"
     )
-    json_: bool = Field(default=False, alias="json", description="print the result as JSON")
-    out: Path | None = Field(
-        default=None, description="keep run directory and logs there (default: nothing is kept)"
-    )
 
 
 def run(settings: BenchPaceSettings) -> None:
@@ -39,26 +38,22 @@ def run(settings: BenchPaceSettings) -> None:
     Raises:
         DilocoError: when the median ratio is not within 2% of 1, after printing it.
     """
-    from harness.outdir import prepare
 
-    with stop_on_signal() as stop, tempfile.TemporaryDirectory(prefix="diloco-pace-") as scratch:
-        from harness.cluster import StoppedError
-        from harness.pace import BOUND, PaceBench, PacePlan
+    def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> PaceResult:
+        from harness.pace import PaceBench, PacePlan
 
-        if settings.out is not None:
-            prepare(settings.out)
         plan = PacePlan(
-            out=settings.out or Path(scratch),
+            out=out,
             pairs=settings.pairs,
             window_s=settings.window_s,
             pace_s=settings.pace_s,
             slow_factor=settings.slow_factor,
         )
-        try:
-            result = PaceBench(plan, stop, lambda line: print(line, file=sys.stderr)).run()
-        except StoppedError:
-            print("stopped before the end", file=sys.stderr)
-            return
+        return PaceBench(plan, stop, tell).run()
+
+    result = measure(settings.out, bench)
+    if result is None:
+        return
     if settings.json_:
         print(result.model_dump_json(indent=2))
     else:
@@ -70,7 +65,9 @@ def run(settings: BenchPaceSettings) -> None:
             f" nobody waited for more than {result.wait_share_max:.2%} of its time"
         )
     if not result.equal:
-        raise DilocoError(f"the rates differ by more than {BOUND:.0%}: {result.ratio_median:.4f}")
+        raise DilocoError(
+            f"the rates differ by more than {result.bound:.0%}: {result.ratio_median:.4f}"
+        )
 
 
 VERB = Verb(

@@ -77,7 +77,7 @@ class WirePlan:
         return RunSpec(
             budget_tokens=10**12,
             fragments=self.fragments,
-            sync_interval=self.fragments,  # type: ignore[arg-type]  # parsed by the model
+            sync_interval=self.fragments,  # type: ignore[arg-type]  # a plain H; the model parses it
             min_learners=self.learners,
             max_learners=self.learners,
             max_open_rounds=self.in_flight + 1,

@@ -116,5 +116,5 @@ _KINDS: dict[str, Callable[[], int]] = {"tcp": _receive_tcp, "grpc": _receive_gr
 
 
 if __name__ == "__main__":
-    print(_KINDS[sys.argv[1]](), flush=True)  # noqa: T201  it is whom the sender reads
+    print(_KINDS[sys.argv[1]](), flush=True)  # noqa: T201  the sender reads the port here
     sys.stdin.read()

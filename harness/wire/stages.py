@@ -20,7 +20,7 @@ from fragments.codec import Codec
 from fragments.digest import digest_hex
 from fragments.layout import Layout
 from fragments.payload import decode_int8, encode_int8
-from fragments.quantize import Quantized, apply_update, quantize, valid_counts
+from fragments.quantize import Quantized, apply_update, valid_counts
 from fragments.runspec import RunSpec
 from fragments.tree import TreeCodec
 from harness.programs import load_program
@@ -68,11 +68,10 @@ def learner_stages(of: _Subject) -> dict[str, Ceiling]:
     target = np.empty_like(source)
     codes, step_bits = _encoded(of)
     payload = encode_int8(fragment, codes, step_bits, of.spec.codec.zstd_level)
-    fraction = of.spec.codec.step_fraction_up
     stages: dict[str, Callable[[], object]] = {
         "memory_copy": lambda: np.copyto(target, source),
         "pack": lambda: _done(of.tree.pack(0, of.params)),
-        "quantize": lambda: _done(_quantized(of.base_BxN, of.local_BxN, of.valid_B, fraction)),
+        "quantize": lambda: _done(_reduced(of)),
         "encode": lambda: encode_int8(fragment, codes, step_bits, of.spec.codec.zstd_level),
         "decode": lambda: decode_int8(fragment, rows, payload),
         "apply_update": lambda: _done(apply_update(of.base_BxN, codes, step_bits)),
@@ -105,19 +104,17 @@ def server_stages(of: _Subject, learners: int) -> dict[str, Ceiling]:
 
 
 def _encoded(of: _Subject) -> tuple[np.ndarray, np.ndarray]:
-    fraction = of.spec.codec.step_fraction_up
-    quantized = _quantized(of.base_BxN, of.local_BxN, of.valid_B, fraction)
-    return np.asarray(quantized.codes), np.asarray(quantized.step_bits)
+    reduced = _reduced(of)
+    return np.asarray(reduced.codes), np.asarray(reduced.step_bits)
 
 
-@jax.jit
-def _quantized(base: jax.Array, local: jax.Array, valid: jax.Array, fraction: float) -> Quantized:
-    quantized: Quantized = quantize(base - local, valid, fraction)
-    return quantized
+def _reduced(of: _Subject) -> Quantized:
+    codec, fraction = Codec.of(of.spec.codec), of.spec.codec.step_fraction_up
+    return codec.difference(of.base_BxN, of.local_BxN, of.valid_B, fraction)
 
 
 def _done(made: object) -> None:
-    jax.block_until_ready(made)  # type: ignore[no-untyped-call]
+    jax.block_until_ready(made)  # type: ignore[no-untyped-call]  # jax has no types for it
 
 
 def _silent(work: Callable[[], object]) -> Callable[[], None]:

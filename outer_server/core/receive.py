@@ -259,6 +259,7 @@ def _consumed(state: RunState, event: Contributed, now_s: float, *, late: bool) 
     base = record.bases[key.fragment]
     timing = record.timing
     if base.asked_version == event.asked_version.number:
+        # 0 before the clock has a pace: then every answer is in time.
         longest_s = longest_wait_steps(state) * state.averages.step_s if late else math.inf
         timing = observe(timing, now_s - base.asked_at_s, longest_s or math.inf)
     base = replace(base, consumed=key.base_version.number, consumed_payload=event.payload_digest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float32, Int32, UInt16, UInt32
 from fragments.codec import Codec
 from fragments.digest import digest_blocks
 from fragments.errors import SettingsError
-from fragments.quantize import Quantized, Symbols, apply_update
+from fragments.quantize import Symbols, apply_update
 from fragments.runspec import OuterSettings
 
 
@@ -153,23 +153,12 @@ def _sent(
     Compiled in pieces, between which values lie in memory: as one piece the compiler computes the
     same values again for each of their readers, at three times the cost. The bits are the same.
     """
-    reduced = _reduced(codec, master_BxN, old.broadcast_BxN, valid_B, step_fraction)
+    reduced = codec.difference(master_BxN, old.broadcast_BxN, valid_B, step_fraction)
     broadcast_BxN = apply_update(old.broadcast_BxN, reduced.codes, reduced.step_bits)
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)
     # The broadcast copy is finite, so a master that is not shows in the difference.
     digest = digest_blocks(broadcast_BxN)
     return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
-
-
-@partial(jax.jit, static_argnums=0)
-def _reduced(
-    codec: Codec,
-    master_BxN: Float32[Array, "B N"],
-    broadcast_BxN: Float32[Array, "B N"],
-    valid_B: Int32[Array, " B"],
-    step_fraction: Any,
-) -> Quantized:
-    return codec.reduce(master_BxN - broadcast_BxN, valid_B, step_fraction)
 
 
 @jax.jit

@@ -193,7 +193,7 @@ def test_closing_a_link_ends_a_wait_for_its_cap(site: Site) -> None:
     def push() -> None:
         try:
             link.push(lease, contribution(os.urandom(1_000_000)))  # 80 s
-        except Exception as error:  # noqa: BLE001 (looked at below)
+        except Exception as error:  # noqa: BLE001  the test looks at whatever it is
             outcome.append(error)
 
     thread = threading.Thread(target=push)
