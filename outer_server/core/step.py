@@ -151,7 +151,7 @@ def _sent(
     """The new master, and the update that takes the broadcast copy towards it.
 
     Compiled in pieces, between which values lie in memory: as one piece the compiler computes the
-    same values again for each of their readers, at three times the cost. The bits are the same.
+    same values again for each of their readers. The bits are the same.
     """
     reduced = codec.difference(master_BxN, old.broadcast_BxN, valid_B, step_fraction)
     broadcast_BxN = apply_update(old.broadcast_BxN, reduced.codes, reduced.step_bits)
