@@ -102,7 +102,6 @@ class Parameters:
                 f"the outer step of fragment {index} from version {order.version} is not finite"
             )
         payload = self.codec.encode(layout, stepped.codes_BxN, stepped.step_bits_B)
-        linear, mixed = (int(word) for word in np.asarray(stepped.digest))
         self.fragments = (
             *self.fragments[:index],
             stepped.parameters,
@@ -112,7 +111,7 @@ class Parameters:
             fragment=index,
             version=Version(epoch, order.version + 1),
             from_version=Version(epoch, order.version),
-            digest=f"{linear:08x}{mixed:08x}",
+            digest=stepped.digest,
             payload=payload,
         )
         return update, stepped.parameters

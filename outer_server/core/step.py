@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from jaxtyping import Array, Bool, Float32, Int32, UInt16, UInt32
+from jaxtyping import Array, Bool, Float32, Int32, UInt16
 
+from fragments.advance import advance
 from fragments.codec import Codec
-from fragments.digest import digest_blocks
 from fragments.errors import SettingsError
-from fragments.quantize import Symbols, apply_update
+from fragments.quantize import Symbols
 from fragments.runspec import OuterSettings
 
 
@@ -32,12 +32,14 @@ class FragmentParameters(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What an outer step makes. `finite` False: nothing of it may be used."""
+    """What an outer step makes. `digest`: of the broadcast copy, 16 hex digits. `finite` False:
+    nothing of it may be used.
+    """
 
     parameters: FragmentParameters
     codes_BxN: Symbols
     step_bits_B: UInt16[Array, " B"]
-    digest: UInt32[Array, " 2"]
+    digest: str
     finite: Bool[Array, ""]
 
 
@@ -153,10 +155,9 @@ def _sent(
     same values again for each of their readers. The bits are the same.
     """
     reduced = codec.difference(master_BxN, old.broadcast_BxN, valid_B, step_fraction)
-    broadcast_BxN = apply_update(old.broadcast_BxN, reduced.codes, reduced.step_bits)
+    broadcast_BxN, digest = advance(old.broadcast_BxN, reduced.codes, reduced.step_bits)
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)
     # The broadcast copy is finite, so a master that is not shows in the difference.
-    digest = digest_blocks(broadcast_BxN)
     return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
 
 
