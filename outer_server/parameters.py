@@ -146,7 +146,7 @@ class Parameters:
     def _parts(
         self, order: MergeOrder, payloads: Mapping[ContributionKey, Payload]
     ) -> Iterator[Part]:
-        """The participants' contributions, decoded one participant at a time."""
+        """The participants' contributions, each decoded when it is asked for."""
         for participant in order.participants:
             keys = [meta.key for meta in participant.contributions]
             encoded = tuple(
