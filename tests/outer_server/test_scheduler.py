@@ -194,6 +194,39 @@ def test_a_late_contribution_joins_the_next_round_of_its_fragment() -> None:
     assert run.state.learners["b"].tally.contributions_late == 1
 
 
+def test_a_carried_over_answer_does_not_close_the_next_round_at_its_opening() -> None:
+    run = Run(closing={"rule": "paper", "gamma": 0.0})
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)  # the first answer closes the round
+    run.finish_merge()
+    run.contribute("b", 1, base=0, asked=0)
+    run.adopt("a", 1)
+    run.step("a", 6)
+    assert run.orders == [], "nobody has answered the new round yet"
+    round_ = run.state.fragments[1].round
+    assert round_ is not None
+    assert round_.quorum_at_s is None
+    run.contribute("a", 1, base=1, asked=1)
+    (order,) = run.orders
+    assert [str(meta.key.base_version) for meta in order.contributions] == ["1.1", "1.0"]
+
+
+def test_no_round_opens_for_carried_over_answers_alone() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.step("a", 4)
+    run.finish_merge()
+    run.contribute("b", 1, base=0, asked=0)
+    run.step("a", 6)  # neither has adopted version 1: nobody can be asked
+    assert run.state.fragments[1].round is None
+    assert len(run.state.fragments[1].arrived) == 1
+
+
 def test_answers_that_are_always_late_do_not_lengthen_the_rounds() -> None:
     """H = 4, so a round waits two steps of the clock at the longest; a step takes a second."""
     run = Run()
