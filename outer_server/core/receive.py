@@ -65,7 +65,7 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
     is_sane = steps >= 0 and tokens >= 0 and new.step <= MAX_STEPS and new.tokens <= MAX_TOKENS
     if record.role is not Role.LEARNER or not is_sane or not 0 <= new.cursor <= MAX_STEPS:
         return state
-    if record.is_rolled_back:
+    if record.starts_count:
         record = _count_from(record, steps, tokens)
         steps = tokens = 0
     if steps > 0:
@@ -78,10 +78,10 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
 
 
 def _count_from(record: LearnerRecord, steps: int, tokens: int) -> LearnerRecord:
-    """Go on counting without what was trained between the snapshot and the rollback to it."""
+    """Go on counting without what a process says on its first report that it trained before."""
     tally = record.tally
     tally = replace(tally, steps=tally.steps - steps, tokens=tally.tokens - tokens)
-    return replace(record, tally=tally, is_rolled_back=False)
+    return replace(record, tally=tally, starts_count=False)
 
 
 def _shown(new: Report) -> Report:

@@ -63,8 +63,9 @@ class LearnerRecord:
     steps and tokens of the processes before it. `stepped_at_s`: when the newest
     step was reported or, before the first, all fragments were adopted; None
     before that: it has no say on the clock yet. `has_stepped`: in this lease.
-    `is_rolled_back`: the run went back to a snapshot; what its process has
-    trained since then is lost, and its next report only says where it counts from.
+    `starts_count`: its next report only says where its process counts from: the run went
+    back to a snapshot, and what was trained since is lost; or its name was retired in between, and
+    what it had reported is counted already.
     """
 
     name: str
@@ -80,7 +81,7 @@ class LearnerRecord:
     bases: tuple[Base, ...]
     stepped_at_s: float | None = None
     has_stepped: bool = False
-    is_rolled_back: bool = False
+    starts_count: bool = False
     cursor: int = 0
     timing: Timing = Timing()
     tally: Tally = Tally()

@@ -17,6 +17,7 @@ from fragments.records import (
     Decline,
     DeclineReason,
     Evaluation,
+    HeldBase,
     Hello,
     Phase,
     Progress,
@@ -562,6 +563,54 @@ def test_a_newcomer_to_a_full_run_takes_the_place_of_a_name_that_is_gone() -> No
     assert isinstance(welcome, Welcome)
     assert (welcome.shard_index, welcome.cursor) == (shard, 7)
     assert set(run.state.learners) == {"a", "c"}
+
+
+def _merged_and_retired() -> Run:
+    """b's answer on base 0 is merged, its receipt lost; c takes its place, then a leaves."""
+    run = Run(max_learners=2)
+    run.trained("a", "b")
+    run.step("b", 2)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.contribute("b", 1, base=0, asked=0)
+    run.finish_merge()
+    run.tell(Leave("b", run.token("b"), "cut"))
+    run.join("c")
+    run.tell(Leave("a", run.token("a"), "gone"))
+    return run
+
+
+def test_nothing_counts_twice_of_a_process_whose_name_was_retired() -> None:
+    run = _merged_and_retired()
+    assert run.state.tokens_trained == 2 * 32
+    held = tuple(HeldBase(fragment, Version(1, 0), 2, 32) for fragment in (0, 1))
+    welcome = run.join("b", bases=held, cursor=2)
+    assert isinstance(welcome, Welcome)
+    assert welcome.consumed == (-1, 0)
+    again = run.contribute("b", 1, base=0, asked=0)
+    assert isinstance(again, Refusal)
+    assert again.code is RefusalCode.CONSUMED
+    # Its counters go on from where they were: 48 tokens so far, of which 32 are counted.
+    token = run.token("b")
+    run.tell(Reported("b", token, Report(step=3, tokens=48, cursor=3)))
+    assert run.state.tokens_trained == 64
+    run.tell(Reported("b", token, Report(step=4, tokens=64, cursor=4)))
+    assert run.state.tokens_trained == 80
+    record = run.state.learners["b"]
+    assert record.tally.tokens + record.report.tokens == 16
+    # A base that no closed round has superseded cannot have been counted.
+    assert isinstance(run.contribute("b", 0, base=0, asked=0), Receipt)
+
+
+def test_a_new_process_of_a_retired_name_counts_from_nothing() -> None:
+    run = _merged_and_retired()
+    run.join("b", incarnation="2")
+    for fragment in range(2):
+        run.adopt("b", fragment)
+    run.step("b", 2)
+    assert run.state.tokens_trained == 2 * 32 + 32
+    run.step("b", 8)
+    assert ("b", Ask(1, Version(1, 1))) in run.asks
 
 
 def test_a_place_is_not_taken_while_something_of_its_name_waits_to_be_merged() -> None:
