@@ -20,13 +20,15 @@ class Base:
 
     `version` -1: nothing of this epoch. `at_step` is the learner's step, in its
     own counter, after which it was adopted. `consumed` is the largest base version that a
-    contribution was accepted for, `consumed_payload` that payload's digest.
+    contribution was accepted for, `consumed_payload` that payload's digest; `dropped`: it was late,
+    and the run drops late ones.
     """
 
     version: int = -1
     at_step: int = 0
     consumed: int = -1
     consumed_payload: str = ""
+    dropped: bool = False
     digest: str = ""
     asked_version: int = -1
     asked_at_s: float = 0.0
