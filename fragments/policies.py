@@ -17,17 +17,19 @@ def policy_settings(policy: Policy, max_learners: int) -> dict[str, Any]:
     "decoupled": Decoupled DiLoCo (arXiv 2604.21428), which the defaults are. "diloco": synchronous
     DiLoCo (arXiv 2311.08105): all of the model at once, all live learners must answer, and nobody
     steps while it is on its way. "streaming": Streaming DiLoCo (arXiv 2501.18512): fragments, all
-    must answer, two steps of overlap, and what was trained meanwhile keeps half of its weight.
+    must answer, two steps of overlap, and what was trained meanwhile keeps half of its weight. Both
+    take the plain average of the pseudo-gradients.
     """
     match policy:
         case "decoupled":
             return {}
         case "diloco":
             overlap = {"max_overlap_steps": 0}
-            return {"quorum": max_learners, "fragments": 1, "adoption": overlap}
+            whole = {"quorum": max_learners, "fragments": 1, "adoption": overlap}
+            return {**whole, "merge": "average"}
         case "streaming":
             mixing = {"mode": "alpha", "alpha": 0.5, "max_overlap_steps": 2}
-            return {"quorum": max_learners, "adoption": mixing}
+            return {"quorum": max_learners, "adoption": mixing, "merge": "average"}
 
 
 def spec_of(

@@ -94,8 +94,15 @@ def missing(state: RunState, round_: Round) -> tuple[LearnerRecord, ...]:
 
 
 def contributors(state: RunState, fragment: int) -> frozenset[str]:
-    """Names with a contribution that the fragment's next closing would take."""
-    return frozenset(meta.key.learner for meta in state.fragments[fragment].arrived)
+    """Names that count towards the quorum: with a contribution on the fragment's current version.
+
+    An older one that waits is merged with the next closing, but brings none about: with K = 1 a
+    late answer of the round before would otherwise close this one before anybody has answered.
+    """
+    held = state.fragments[fragment]
+    return frozenset(
+        meta.key.learner for meta in held.arrived if meta.key.base_version.number == held.version
+    )
 
 
 def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool) -> Decision:
@@ -107,13 +114,15 @@ def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool)
     in the closing lap no deadline of a learner counts);
     with K_eff answers at the latest once `bound_reached` (H/2 steps after
     opening, or the end of the closing lap). Below K_eff it waits: its
-    fragment's next slot abandons it.
+    fragment's next slot abandons it. Whom a quorum counts, `contributors` says; a round without
+    any such answer is abandoned once nobody is missing.
     """
     answered = len(contributors(state, round_.fragment))
     absent = missing(state, round_)
     if not absent:
         if answered == 0:
-            return Decision(Verdict.ABANDON, "every asked learner declined or is gone")
+            reason = "every asked learner declined, is gone or answered on an older version"
+            return Decision(Verdict.ABANDON, reason)
         return Decision(Verdict.CLOSE, "every asked live learner has answered")
     if answered < state.quorum_effective:
         return Decision(Verdict.WAIT, f"{answered} of {state.quorum_effective} answers are in")

@@ -212,12 +212,13 @@ def _admit(
     state: RunState, hello: Hello, before: LearnerRecord | None, now_s: float
 ) -> LearnerRecord:
     is_same_process = before is not None and before.incarnation == hello.incarnation
+    has_trained = bool(hello.bases) or hello.cursor > 0
     # A process that joins again goes on counting where it was, so that what it trained meanwhile
     # is counted with its next report.
     nothing = Report(step=0, tokens=0, cursor=0)
     report = before.report if before is not None and is_same_process else nothing
     held = {base.fragment: base for base in hello.bases if base.version.epoch == state.epoch}
-    old = before.bases if before is not None else (Base(),) * len(state.fragments)
+    old = before.bases if before is not None else _unknown_bases(state)
     bases = []
     for index, base in enumerate(old):
         now_held = held.get(index)
@@ -247,12 +248,21 @@ def _admit(
         report=report,
         heard_at_s=now_s,
         bases=tuple(bases),
-        is_rolled_back=before is not None and is_same_process and before.is_rolled_back,
+        starts_count=before.starts_count and is_same_process if before else has_trained,
         stepped_at_s=now_s if all(base.version >= 0 for base in bases) else None,
         cursor=max(hello.cursor, before.cursor if before is not None else 0),
         timing=before.timing if before is not None else Timing(),
         tally=replace(tally, joins=tally.joins + 1),
     )
+
+
+def _unknown_bases(state: RunState) -> tuple[Base, ...]:
+    """Of a name without a record: a newcomer's, or one's that was retired while its process lived.
+
+    Nothing of a name waits when it is retired, so whatever it had contributed is in the versions up
+    to now: all bases before them count as consumed, and nothing is merged twice.
+    """
+    return tuple(Base(consumed=fragment.version - 1) for fragment in state.fragments)
 
 
 def _free_shard(state: RunState, role: Role) -> int:

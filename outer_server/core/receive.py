@@ -45,6 +45,10 @@ LARGEST_SUM = 1 << 62
 """Sums of tokens stop here: beyond it they would not fit the wire."""
 
 
+DROPPED = Refusal(RefusalCode.STALE, "its round has closed, and late ones are dropped")
+"""Said of a late contribution in a run with late="drop", however often it comes."""
+
+
 def heard(state: RunState, learner: str, token: int, now_s: float) -> RunState | None:
     """The state with this learner heard from; None if it may not speak."""
     if check_lease(state, learner, token) is not None:
@@ -65,7 +69,7 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
     is_sane = steps >= 0 and tokens >= 0 and new.step <= MAX_STEPS and new.tokens <= MAX_TOKENS
     if record.role is not Role.LEARNER or not is_sane or not 0 <= new.cursor <= MAX_STEPS:
         return state
-    if record.is_rolled_back:
+    if record.starts_count:
         record = _count_from(record, steps, tokens)
         steps = tokens = 0
     if steps > 0:
@@ -78,10 +82,10 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
 
 
 def _count_from(record: LearnerRecord, steps: int, tokens: int) -> LearnerRecord:
-    """Go on counting without what was trained between the snapshot and the rollback to it."""
+    """Go on counting without what a process says on its first report that it trained before."""
     tally = record.tally
     tally = replace(tally, steps=tally.steps - steps, tokens=tally.tokens - tokens)
-    return replace(record, tally=tally, is_rolled_back=False)
+    return replace(record, tally=tally, starts_count=False)
 
 
 def _shown(new: Report) -> Report:
@@ -186,21 +190,27 @@ def admissible(state: RunState, event: Contributed) -> Refusal | Receipt | None:
     number, current = key.base_version.number, state.fragments[key.fragment].version
     if number <= base.consumed:
         if number == base.consumed and event.payload_digest == base.consumed_payload:
-            return Receipt(key, duplicate=True)
+            return DROPPED if base.dropped else Receipt(key, duplicate=True)
         reason = f"base {key.base_version} of fragment {key.fragment} was consumed already"
         return Refusal(RefusalCode.CONSUMED, reason)
     if number > current or not _is_sane(event.meta):
         reason = f"base {number} at version {current} with {event.meta.steps} steps makes no sense"
         return Refusal(RefusalCode.MISMATCH, reason)
-    if current - number > state.spec.staleness_bound:
-        reason = (
-            f"base {number} is {current - number} versions behind, the bound is "
-            f"{state.spec.staleness_bound}"
-        )
-        return Refusal(RefusalCode.STALE, reason)
+    stale = staleness(state, event.meta)
+    if stale is not None:
+        return Refusal(RefusalCode.STALE, stale)
     if state.phase is Phase.FINISHED:
         return Refusal(RefusalCode.NOT_TRAINING, "the run is finished")
     return None
+
+
+def staleness(state: RunState, meta: ContributionMeta) -> str | None:
+    """The sentence that refuses a contribution more versions behind than the bound; None within."""
+    number, current = meta.key.base_version.number, state.fragments[meta.key.fragment].version
+    bound = state.spec.staleness_bound
+    if current - number <= bound:
+        return None
+    return f"base {number} is {current - number} versions behind, the bound is {bound}"
 
 
 def _is_sane(meta: ContributionMeta) -> bool:
@@ -216,7 +226,7 @@ def contribute(
     if isinstance(answer, Receipt):
         return state, answer, []
     if isinstance(answer, Refusal):
-        return _count_refused(state, event, answer)
+        return (state, answer, []) if answer is DROPPED else _count_refused(state, event, answer)
     key = event.meta.key
     fragment = state.fragments[key.fragment]
     round_ = fragment.round
@@ -227,8 +237,7 @@ def contribute(
     )
     record = _consumed(state, event, now_s, late=is_late)
     if is_late and state.spec.late == "drop":
-        refusal = Refusal(RefusalCode.STALE, "its round has closed, and late ones are dropped")
-        return _count_refused(state.with_learner(record), event, refusal)
+        return _count_refused(state.with_learner(record), event, DROPPED)
     if round_ is not None and not is_late:
         round_ = replace(round_, answered=round_.answered | {event.learner})
     fragment = replace(fragment, round=round_, arrived=(*fragment.arrived, event.meta))
@@ -262,7 +271,12 @@ def _consumed(state: RunState, event: Contributed, now_s: float, *, late: bool) 
         # 0 before the clock has a pace: then every answer is in time.
         longest_s = longest_wait_steps(state) * state.averages.step_s if late else math.inf
         timing = observe(timing, now_s - base.asked_at_s, longest_s or math.inf)
-    base = replace(base, consumed=key.base_version.number, consumed_payload=event.payload_digest)
+    base = replace(
+        base,
+        consumed=key.base_version.number,
+        consumed_payload=event.payload_digest,
+        dropped=late and state.spec.late == "drop",
+    )
     tally = replace(record.tally, contributions_late=record.tally.contributions_late + late)
     return replace(record.with_base(key.fragment, base), timing=timing, tally=tally)
 
@@ -270,10 +284,17 @@ def _consumed(state: RunState, event: Contributed, now_s: float, *, late: bool) 
 def _count_refused(
     state: RunState, event: Contributed, refusal: Refusal
 ) -> tuple[RunState, Refusal, list[Effect]]:
-    fields = (("learner", event.learner), ("fragment", event.meta.key.fragment))
-    note = Note("contribution_refused", refusal.reason, fields)
     record = state.learners.get(event.learner)
-    if record is None or record.token != event.token:
-        return state, refusal, [note]
+    is_holder = record is not None and record.token == event.token
+    counted, note = refused(state, event.learner, event.meta.key.fragment, refusal.reason)
+    return counted if is_holder else state, refusal, [note]
+
+
+def refused(state: RunState, learner: str, fragment: int, reason: str) -> tuple[RunState, Note]:
+    """Count a contribution that is not merged, and the note that says why."""
+    note = Note("contribution_refused", reason, (("learner", learner), ("fragment", fragment)))
+    record = state.learners.get(learner)
+    if record is None:
+        return state, note
     tally = replace(record.tally, contributions_refused=record.tally.contributions_refused + 1)
-    return state.with_learner(replace(record, tally=tally)), refusal, [note]
+    return state.with_learner(replace(record, tally=tally)), note

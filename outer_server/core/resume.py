@@ -39,7 +39,7 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
         epoch=epoch,
         fragments=tuple(replace(fragment, arrived=()) for fragment in fragments),
         learners={
-            name: replace(record, live=False, is_rolled_back=True, bases=(void,) * len(fragments))
+            name: replace(record, live=False, starts_count=True, bases=(void,) * len(fragments))
             for name, record in learners.items()
         },
     )

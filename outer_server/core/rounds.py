@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from fragments.records import Ask, Phase, Published, Version
-from outer_server.core import close
+from outer_server.core import close, receive
 from outer_server.core.events import (
     Discard,
     Effect,
@@ -16,7 +16,6 @@ from outer_server.core.events import (
     Send,
     StartMerge,
 )
-from outer_server.core.receive import LARGEST_SUM
 from outer_server.core.state import (
     ContributionMeta,
     LearnerRecord,
@@ -129,20 +128,11 @@ def _longest_wait_over(state: RunState, round_: Round, now_s: float) -> bool:
 def close_round(
     state: RunState, round_: Round, reason: str, now_s: float
 ) -> tuple[RunState, list[Effect]]:
-    """Stop collecting and have what arrived merged."""
+    """Stop collecting and have what arrived merged; one answer is on the current version."""
     fragment = state.fragments[round_.fragment]
     absent = close.missing(state, round_)
     state = replace(state, learners=close.note_misses(state.learners, absent))
-    bound = state.spec.staleness_bound
-    fresh = tuple(
-        m for m in fragment.arrived if fragment.version - m.key.base_version.number <= bound
-    )
-    stale = tuple(m.key for m in fragment.arrived if m not in fresh)
-    effects: list[Effect] = [Discard(stale)] if stale else []
-    if not fresh:
-        state = state.with_fragment(round_.fragment, replace(fragment, arrived=()))
-        state, more = abandon(state, round_, "all that arrived is too stale")
-        return state, effects + more
+    state, fresh, effects = _refuse_stale(state, fragment.arrived)
     order = merge_order(round_.fragment, round_.version, fresh, state.spec.weight_bound)
     is_mean = state.phase is Phase.CLOSING and state.spec.closing_lap == "mean"
     order = replace(order, closing=is_mean)
@@ -158,6 +148,22 @@ def close_round(
         ("missing", ",".join(record.name for record in absent)),
     )
     return state, [*effects, Note("round_closed", reason, fields), StartMerge(order)]
+
+
+def _refuse_stale(
+    state: RunState, arrived: tuple[ContributionMeta, ...]
+) -> tuple[RunState, tuple[ContributionMeta, ...], list[Effect]]:
+    """What of `arrived` is within the bound still; the rest is counted, told and discarded."""
+    effects: list[Effect] = []
+    fresh: list[ContributionMeta] = []
+    for meta in arrived:
+        stale = receive.staleness(state, meta)
+        if stale is None:
+            fresh.append(meta)
+            continue
+        state, note = receive.refused(state, meta.key.learner, meta.key.fragment, stale)
+        effects += [note, Discard((meta.key,))]
+    return state, tuple(fresh), effects
 
 
 def abandon(state: RunState, round_: Round, reason: str) -> tuple[RunState, list[Effect]]:
@@ -199,7 +205,7 @@ def merged(state: RunState, event: Merged) -> tuple[RunState, list[Effect]]:
     return replace(
         state,
         rounds_merged=state.rounds_merged + 1,
-        tokens_merged=min(LARGEST_SUM, state.tokens_merged + tokens),
+        tokens_merged=min(receive.LARGEST_SUM, state.tokens_merged + tokens),
     ), effects
 
 

@@ -20,13 +20,15 @@ class Base:
 
     `version` -1: nothing of this epoch. `at_step` is the learner's step, in its
     own counter, after which it was adopted. `consumed` is the largest base version that a
-    contribution was accepted for, `consumed_payload` that payload's digest.
+    contribution was accepted for, `consumed_payload` that payload's digest; `dropped`: it was late,
+    and the run drops late ones.
     """
 
     version: int = -1
     at_step: int = 0
     consumed: int = -1
     consumed_payload: str = ""
+    dropped: bool = False
     digest: str = ""
     asked_version: int = -1
     asked_at_s: float = 0.0
@@ -63,8 +65,9 @@ class LearnerRecord:
     steps and tokens of the processes before it. `stepped_at_s`: when the newest
     step was reported or, before the first, all fragments were adopted; None
     before that: it has no say on the clock yet. `has_stepped`: in this lease.
-    `is_rolled_back`: the run went back to a snapshot; what its process has
-    trained since then is lost, and its next report only says where it counts from.
+    `starts_count`: its next report only says where its process counts from: the run went
+    back to a snapshot, and what was trained since is lost; or its name was retired in between, and
+    what it had reported is counted already.
     """
 
     name: str
@@ -80,7 +83,7 @@ class LearnerRecord:
     bases: tuple[Base, ...]
     stepped_at_s: float | None = None
     has_stepped: bool = False
-    is_rolled_back: bool = False
+    starts_count: bool = False
     cursor: int = 0
     timing: Timing = Timing()
     tally: Tally = Tally()

@@ -24,3 +24,12 @@ def test_what_is_given_is_stronger_and_what_lies_below_is_weaker(policy: Policy)
     assert spec.fragments == (1 if policy == "diloco" else 6)
     assert spec.adoption.mode == ("overwrite" if policy == "diloco" else "alpha")
     assert spec.interval_steps(0) == 12
+
+
+@pytest.mark.parametrize("policy", ["diloco", "streaming"])
+def test_what_the_papers_average_plainly_is_averaged_unless_it_is_said_otherwise(
+    policy: Policy,
+) -> None:
+    assert spec_of({}, policy).merge == "average"
+    assert spec_of({"merge": "rda"}, policy).merge == "rda"
+    assert spec_of({}, "decoupled").merge == "rda"

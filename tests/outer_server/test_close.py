@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fragments.records import ContributionKey, Report, Role, Version
+from fragments.records import ContributionKey, Phase, Report, Role, Version
 from fragments.runspec import ClosingSettings
 from outer_server.core import close
 from outer_server.core.close import GRANULARITY_S, Verdict
@@ -54,8 +54,8 @@ def _learner(name: str, timing: Timing) -> LearnerRecord:
     )
 
 
-def _meta(learner: str) -> ContributionMeta:
-    return ContributionMeta(ContributionKey(learner, 0, Version(1, 0)), 4, 64, 0, 4)
+def _meta(learner: str, base: int = 0) -> ContributionMeta:
+    return ContributionMeta(ContributionKey(learner, 0, Version(1, base)), 4, 64, 0, 4)
 
 
 def _state(
@@ -155,3 +155,30 @@ def test_with_the_papers_rule_a_round_closes_a_grace_after_the_quorum() -> None:
     round_ = replace(round_, quorum_at_s=11.5)
     assert close.decide(state, round_, 12.0, bound_reached=False).look_again_s == 12.5
     assert _verdict(state, round_, 12.5) is Verdict.CLOSE
+
+
+@pytest.mark.parametrize(
+    "closing", [{}, {"rule": "paper", "gamma": 0.0}, {"rule": "paper", "tau_steps": 4}]
+)
+@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.CLOSING])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_round_with_only_older_contributions_does_not_close(
+    closing: dict[str, object], phase: Phase, over: bool
+) -> None:
+    """Fragment 0 is at version 3; a and b answered on version 2, once that round had closed."""
+    ignored = replace(KNOWN, missed_in_a_row=3)
+    timings = {"a": ignored, "b": ignored, "c": ignored}
+    state, round_ = _state(quorum=1, timings=timings, answered=[], closing=closing)
+    round_ = replace(round_, version=3)
+    carried = (_meta("a", base=2), _meta("b", base=2))
+    state = replace(state, phase=phase).with_fragment(
+        0, FragmentState(version=3, round=round_, arrived=carried)
+    )
+    assert _verdict(state, round_, 1e9, over=over) is Verdict.WAIT
+    # Nor once nobody is missing: it ends without a version, and they wait for the next.
+    nobody = replace(round_, declined=frozenset("abc"))
+    assert _verdict(state, nobody, 1e9, over=over) is Verdict.ABANDON
+    # One answer on the current version closes it, and an abandoned round's counts as well.
+    fresh = replace(state.fragments[0], arrived=(*carried, _meta("c", base=3)))
+    assert _verdict(state.with_fragment(0, fresh), nobody, 1e9, over=over) is Verdict.CLOSE
+    assert _verdict(state.with_fragment(0, fresh), round_, 1e9, over=True) is Verdict.CLOSE

@@ -17,6 +17,7 @@ from fragments.records import (
     Decline,
     DeclineReason,
     Evaluation,
+    HeldBase,
     Hello,
     Phase,
     Progress,
@@ -33,6 +34,7 @@ from outer_server.core.events import (
     Attached,
     Contributed,
     Declined,
+    Discard,
     Drain,
     Effect,
     Evaluated,
@@ -41,6 +43,7 @@ from outer_server.core.events import (
     Join,
     Leave,
     Merged,
+    Note,
     Publish,
     Reply,
     Reported,
@@ -71,6 +74,8 @@ class Run:
         self.asks: list[tuple[str | None, Ask]] = []
         self.orders: list[MergeOrder] = []
         self.published: list[Publish] = []
+        self.refusals: list[Note] = []
+        self.discarded: list[ContributionKey] = []
 
     def tell(self, event: Event) -> Reply:
         outcome = handle(self.state, event, self.now_s, LAYOUT)
@@ -87,6 +92,10 @@ class Run:
                 self.orders.append(order)
             case Publish():
                 self.published.append(effect)
+            case Note(what="contribution_refused"):
+                self.refusals.append(effect)
+            case Discard(keys):
+                self.discarded += keys
 
     def join(self, name: str, incarnation: str = "1", **hello: object) -> Reply:
         base = Hello(PROTOCOL_VERSION, "tiny", LAYOUT, name, Role.LEARNER, incarnation)
@@ -194,6 +203,39 @@ def test_a_late_contribution_joins_the_next_round_of_its_fragment() -> None:
     assert run.state.learners["b"].tally.contributions_late == 1
 
 
+def test_a_carried_over_answer_does_not_close_the_next_round_at_its_opening() -> None:
+    run = Run(closing={"rule": "paper", "gamma": 0.0})
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)  # the first answer closes the round
+    run.finish_merge()
+    run.contribute("b", 1, base=0, asked=0)
+    run.adopt("a", 1)
+    run.step("a", 6)
+    assert run.orders == [], "nobody has answered the new round yet"
+    round_ = run.state.fragments[1].round
+    assert round_ is not None
+    assert round_.quorum_at_s is None
+    run.contribute("a", 1, base=1, asked=1)
+    (order,) = run.orders
+    assert [str(meta.key.base_version) for meta in order.contributions] == ["1.1", "1.0"]
+
+
+def test_no_round_opens_for_carried_over_answers_alone() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.step("a", 4)
+    run.finish_merge()
+    run.contribute("b", 1, base=0, asked=0)
+    run.step("a", 6)  # neither has adopted version 1: nobody can be asked
+    assert run.state.fragments[1].round is None
+    assert len(run.state.fragments[1].arrived) == 1
+
+
 def test_answers_that_are_always_late_do_not_lengthen_the_rounds() -> None:
     """H = 4, so a round waits two steps of the clock at the longest; a step takes a second."""
     run = Run()
@@ -238,6 +280,84 @@ def test_too_stale_is_refused_and_counted() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.code is RefusalCode.STALE
     assert run.state.learners["b"].tally.contributions_refused == 1
+
+
+def test_what_is_too_stale_at_the_closing_is_told_and_counted() -> None:
+    """It came within the bound, while the version that put it out of it was being made."""
+    run = Run(staleness_bound=0)
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.step("a", 4)  # the longest wait is over: the merge begins without b
+    assert isinstance(run.contribute("b", 1, base=0, asked=0), Receipt)
+    run.finish_merge()
+    run.adopt("a", 1)
+    run.step("a", 6)
+    run.contribute("a", 1, base=1, asked=1)
+    assert [p.learner for p in run.orders[-1].participants] == ["a"]
+    assert run.refusals == [
+        Note(
+            "contribution_refused",
+            "base 0 is 1 versions behind, the bound is 0",
+            (("learner", "b"), ("fragment", 1)),
+        )
+    ]
+    assert run.state.learners["b"].tally.contributions_refused == 1
+    assert run.discarded[-1] == ContributionKey("b", 1, Version(1, 0))
+
+
+def test_late_ones_are_dropped_where_the_run_drops_them() -> None:
+    run = Run(late="drop")
+    run.trained("a", "b")
+    run.step("b", 1)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.step("a", 4)
+    run.finish_merge()
+    first = run.contribute("b", 1, base=0, asked=0)
+    assert isinstance(first, Refusal)
+    assert first.code is RefusalCode.STALE
+    # Whose receipt was lost hears the same again, and it counts once.
+    assert run.contribute("b", 1, base=0, asked=0) == first
+    other = run.contribute("b", 1, base=0, asked=0, text="y")
+    assert isinstance(other, Refusal)
+    assert other.code is RefusalCode.CONSUMED
+    tally = run.state.learners["b"].tally
+    assert (tally.contributions_late, tally.contributions_refused) == (1, 2)
+    assert run.state.tokens_pushed == 32, "that of a"
+    run.adopt("a", 1)
+    run.step("a", 6)
+    # Its base is consumed: b is not asked before it has adopted.
+    assert run.asks[-1] == ("a", Ask(1, Version(1, 1)))
+    run.contribute("a", 1, base=1, asked=1)
+    assert [meta.key.learner for meta in run.orders[-1].contributions] == ["a"]
+    # What comes in time is taken as ever.
+    run.finish_merge()
+    run.adopt("a", 1)
+    run.adopt("b", 1)
+    run.step("b", 2)
+    run.step("a", 10)
+    assert isinstance(run.contribute("b", 1, base=2, asked=2), Receipt)
+
+
+def test_only_those_are_asked_who_have_reached_the_slot_where_the_run_says_so() -> None:
+    """K = 1, so the first is the clock: t = 2 when a makes its second step, where slot 1 falls."""
+    everybody, reached = Run(), Run(asked="reached")
+    for run in (everybody, reached):
+        run.trained("a", "b", "c")
+        run.step("b", 1)
+        run.step("a", 1)
+        run.step("c", 1)
+        run.step("a", 2)
+    assert [name for name, _ in everybody.asks] == ["a", "b", "c"]
+    assert [name for name, _ in reached.asks] == ["a"]
+    # It closes on a's answer alone, and the others are asked at no later slot that they miss.
+    reached.contribute("a", 1, base=0, asked=0)
+    assert [p.learner for p in reached.orders[0].participants] == ["a"]
+    reached.step("b", 3)
+    reached.step("c", 4)  # slot 2 falls at 4, fragment 0's
+    assert reached.asks[1:] == [("c", Ask(0, Version(1, 0)))]
 
 
 def test_below_the_quorum_a_round_is_abandoned_and_its_contribution_waits() -> None:
@@ -529,6 +649,54 @@ def test_a_newcomer_to_a_full_run_takes_the_place_of_a_name_that_is_gone() -> No
     assert isinstance(welcome, Welcome)
     assert (welcome.shard_index, welcome.cursor) == (shard, 7)
     assert set(run.state.learners) == {"a", "c"}
+
+
+def _merged_and_retired() -> Run:
+    """b's answer on base 0 is merged, its receipt lost; c takes its place, then a leaves."""
+    run = Run(max_learners=2)
+    run.trained("a", "b")
+    run.step("b", 2)
+    run.step("a", 2)
+    run.contribute("a", 1, base=0, asked=0)
+    run.contribute("b", 1, base=0, asked=0)
+    run.finish_merge()
+    run.tell(Leave("b", run.token("b"), "cut"))
+    run.join("c")
+    run.tell(Leave("a", run.token("a"), "gone"))
+    return run
+
+
+def test_nothing_counts_twice_of_a_process_whose_name_was_retired() -> None:
+    run = _merged_and_retired()
+    assert run.state.tokens_trained == 2 * 32
+    held = tuple(HeldBase(fragment, Version(1, 0), 2, 32) for fragment in (0, 1))
+    welcome = run.join("b", bases=held, cursor=2)
+    assert isinstance(welcome, Welcome)
+    assert welcome.consumed == (-1, 0)
+    again = run.contribute("b", 1, base=0, asked=0)
+    assert isinstance(again, Refusal)
+    assert again.code is RefusalCode.CONSUMED
+    # Its counters go on from where they were: 48 tokens so far, of which 32 are counted.
+    token = run.token("b")
+    run.tell(Reported("b", token, Report(step=3, tokens=48, cursor=3)))
+    assert run.state.tokens_trained == 64
+    run.tell(Reported("b", token, Report(step=4, tokens=64, cursor=4)))
+    assert run.state.tokens_trained == 80
+    record = run.state.learners["b"]
+    assert record.tally.tokens + record.report.tokens == 16
+    # A base that no closed round has superseded cannot have been counted.
+    assert isinstance(run.contribute("b", 0, base=0, asked=0), Receipt)
+
+
+def test_a_new_process_of_a_retired_name_counts_from_nothing() -> None:
+    run = _merged_and_retired()
+    run.join("b", incarnation="2")
+    for fragment in range(2):
+        run.adopt("b", fragment)
+    run.step("b", 2)
+    assert run.state.tokens_trained == 2 * 32 + 32
+    run.step("b", 8)
+    assert ("b", Ask(1, Version(1, 1))) in run.asks
 
 
 def test_a_place_is_not_taken_while_something_of_its_name_waits_to_be_merged() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from fragments.policies import policy_settings
 from simulation.async_server import Paced
 from simulation.baselines import alone
 from simulation.clock import StalledError
@@ -59,10 +60,11 @@ def test_equal_learners_together_beat_one_on_its_share() -> None:
 
 def test_with_equal_learners_and_instant_lines_it_is_synchronous_diloco_to_the_bit() -> None:
     instant = World()
-    free = _run(instant, fragments=1)
-    waiting = _run(instant, fragments=1, quorum=4, adoption={"max_overlap_steps": 0})
+    free = _run(instant, fragments=1, merge="average")
+    diloco = policy_settings("diloco", max_learners=4)
+    waiting = _run(instant, **diloco)
     # Who waits is not moved by jitter or slow lines, only delayed.
-    delayed = _run(fragments=1, quorum=4, adoption={"max_overlap_steps": 0})
+    delayed = _run(**diloco)
     assert free.digest == waiting.digest == delayed.digest
     assert free.virtual_s == waiting.virtual_s < delayed.virtual_s
 
