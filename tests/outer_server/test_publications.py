@@ -34,7 +34,6 @@ class Encoder:
     def __init__(self) -> None:
         self.calls: list[int] = []
         self.at_once = self.most_at_once = 0
-        self.made: list[weakref.ref[Update]] = []
         self._lock = threading.Lock()
 
     def __call__(self, fragment: int, broadcast: object) -> Payload:
