@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -85,7 +85,8 @@ def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float)
     """The outer step, compiled once, since all fragments share one shape.
 
     The update sent is master - broadcast copy after the step, reduced by `codec`
-    with `step_fraction`; the new broadcast copy is the old one plus exactly that. The
+    with `step_fraction`; the new broadcast copy is the old one plus exactly that. The merged
+    pseudo-gradient is used up, the old values stay as they are. The
     same settings give the same function, which many runs in one process (the
     study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
@@ -131,7 +132,7 @@ def _optimize(settings_json: str) -> _Optimize:
     """(master, outer state, merged pseudo-gradient) to the next master and outer state."""
     optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
 
-    @jax.jit
+    @partial(jax.jit, donate_argnums=2)
     def optimize(
         master_BxN: Float32[Array, "B N"], outer: Any, merged_BxN: Float32[Array, "B N"]
     ) -> tuple[Float32[Array, "B N"], Any]:
@@ -161,6 +162,6 @@ def _sent(
     return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
 
 
-@jax.jit
+@partial(jax.jit, donate_argnums=1)
 def _minus(one_BxN: Float32[Array, "B N"], two_BxN: Float32[Array, "B N"]) -> Array:
     return one_BxN - two_BxN
