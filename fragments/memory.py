@@ -6,7 +6,9 @@ import math
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float32
+
+from fragments.compiled import compiled
 
 _ALIGNMENT = 64
 """Bytes: an array that begins at such an address is taken over by jax without a copy."""
@@ -30,3 +32,14 @@ def on_device(values: np.ndarray) -> Array:
     """`values` as a jax array, which may be the same memory: nobody may write to it any more."""
     there: Array = jax.device_put(values, may_alias=True)
     return there
+
+
+@compiled
+def subtract(
+    one: Float32[np.ndarray, " values"],
+    two: Float32[np.ndarray, " values"],
+    made: Float32[np.ndarray, " values"],
+) -> None:
+    """made = one - two."""
+    for i in range(len(made)):
+        made[i] = one[i] - two[i]

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Float32
 
 from fragments.errors import LayoutError
 from fragments.layout import FLOAT_DTYPES, FragmentLayout, Layout, TensorSpec
+from fragments.memory import empty, is_in_memory, on_device, subtract
 
 PathMatcher = Callable[[str], bool] | Sequence[str]
 """Chooses leaves by path: a predicate, or regular expressions of which one is found in it."""
@@ -77,6 +78,23 @@ class TreeCodec:
         """
         leaves = self._leaves_of(tree)
         return pack_fragment(self.layout, p, [leaves[i] for i in self._positions[p]])
+
+    def progress(self, p: int, base_BxN: Float32[Array, "B N"], tree: Any) -> Float32[Array, "B N"]:
+        """base - `pack`: what training took off fragment `p` since it was `base_BxN`.
+
+        In memory in one go; elsewhere by the device. Raises LayoutError as `pack`.
+        """
+        leaves = [self._leaves_of(tree)[i] for i in self._positions[p]]
+        is_plain = all(leaf.dtype == jnp.float32 and is_in_memory(leaf) for leaf in leaves)
+        if not (is_plain and is_in_memory(base_BxN)):
+            return base_BxN - pack_fragment(self.layout, p, leaves)
+        made_BxN, bases_BxN = empty(base_BxN.shape, np.float32), np.asarray(base_BxN)
+        made_BxN[:] = 0
+        for slot, leaf in zip(self.layout.fragments[p].slots, leaves, strict=True):
+            rows = slice(slot.row_start, slot.row_stop)
+            base, made = bases_BxN[rows].reshape(-1), made_BxN[rows].reshape(-1)
+            subtract(base[: slot.size], np.asarray(leaf).reshape(-1), made[: slot.size])
+        return on_device(made_BxN)
 
     def replace(self, p: int, tree: Any, blocks_BxN: Float[Array, "B N"]) -> Any:
         """`tree` with the leaves of fragment `p` replaced from `blocks_BxN`, in their own dtype.

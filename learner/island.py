@@ -84,7 +84,7 @@ class Island:
         params = self.completed.params
         self._tree.warm_up(params)
         zeros_BxN = jnp.zeros((self.layout.rows_padded, self.layout.block), jnp.float32)
-        quantized = self._quantize(0, zeros_BxN, zeros_BxN)
+        quantized = self._reduce(0, self._tree.progress(0, zeros_BxN, params))
         advance(zeros_BxN, quantized.codes, quantized.step_bits)
 
     def consumed(self, versions: Sequence[int], epoch: int) -> None:
@@ -242,14 +242,16 @@ class Island:
             reason = DeclineReason.NO_STEPS
         if reason is not None:
             return Decline(ask.fragment, ask.version, reason)
-        local_BxN = self._tree.pack(ask.fragment, now.params)
-        quantized = self._quantize(ask.fragment, self._as_trained(ask.fragment, base), local_BxN)
+        base_BxN = self._as_trained(ask.fragment, base)
+        progress_BxN = self._tree.progress(ask.fragment, base_BxN, now.params)
+        quantized = self._reduce(ask.fragment, progress_BxN)
         if not bool(quantized.finite):
             return Decline(ask.fragment, ask.version, DeclineReason.NOT_FINITE)
         part = self.layout.fragments[ask.fragment]
         payload = self._codec.encode(part, quantized.codes, quantized.step_bits)
         self._consumed[ask.fragment] = base.version
         if self._adoption.mode == "rebase":
+            local_BxN = self._tree.pack(ask.fragment, now.params)
             self._answered[ask.fragment] = Answered(base.version, local_BxN, now)
         return Contribution(
             key=ContributionKey(self.name, ask.fragment, base.version),
@@ -270,8 +272,5 @@ class Island:
         cast = self._tree.replace(fragment, self.completed.params, base.value_BxN)
         return self._tree.pack(fragment, cast)
 
-    def _quantize(
-        self, fragment: int, base_BxN: Float32[Array, "B N"], local_BxN: Float32[Array, "B N"]
-    ) -> Quantized:
-        valid_B = self._valid[fragment]
-        return self._codec.difference(base_BxN, local_BxN, valid_B, self._step_fraction)
+    def _reduce(self, fragment: int, progress_BxN: Float32[Array, "B N"]) -> Quantized:
+        return self._codec.reduce(progress_BxN, self._valid[fragment], self._step_fraction)
