@@ -13,13 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.soak.cases import Case, case
-from tests.soak.site import CODECS_OF_RUNS, Fault, Site
+from tests.soak.site import PromiseError, Site
+from tests.soak.target import LAYOUT
 
 ALLOWED_BYTES = 256 << 10
 """Most that may be allocated while a push is answered, by sender and server together: an ordinary
 one takes about a quarter of it, and the smallest bomb four times as much."""
 
-_WARM_UP = 3
+CODECS = ("int8", "bf16", "f32")
+CASES_OF_A_RUN = 1250
+
+_TELL_EVERY = 2500
 
 
 @dataclass(slots=True)
@@ -37,41 +41,49 @@ class Tally:
 
 
 def campaign(
-    seed: int, numbers: range, tell: Callable[[Tally], None] = lambda _: None, every: int = 1000
+    seed: int,
+    numbers: range,
+    *,
+    measured_every: int = 1,
+    tell: Callable[[Tally], None] = lambda _: None,
 ) -> Tally:
-    """Sends the cases of these numbers, in runs of all codecs, each as long as it has bases left.
+    """Sends the cases of these numbers, CASES_OF_A_RUN to a run.
 
-    Raises Fault at the first that breaks a promise. `tell` hears of it after every so many cases.
+    Measuring memory doubles what a case costs: of the numbers, each `measured_every`-th is. `tell`
+    hears of it now and then. Raises PromiseError at the first case that breaks a promise.
     """
     tally = Tally()
     left = list(reversed(numbers))
-    tracemalloc.start(1)
-    try:
-        while left:
-            codec = CODECS_OF_RUNS[tally.runs.total() % len(CODECS_OF_RUNS)]
-            tally.runs[codec] += 1
-            with Site(codec) as site:
-                for _ in range(_WARM_UP):
-                    site.push_honestly()
-                while left and site.has_target:
-                    _send(site, case(seed, left.pop(), site.target), tally)
-                    if tally.cases % every == 0:
-                        tell(tally)
-                site.settle()
-    finally:
-        tracemalloc.stop()
+    while left:
+        codec = _codec_of(left[-1])
+        tally.runs[codec] += 1
+        with Site(codec) as site:
+            site.warm_up()
+            while left and _codec_of(left[-1]) == codec and site.has_targets:
+                number = left.pop()
+                sent = case(seed, number, site.target(number % len(LAYOUT.fragments)))
+                _send(site, sent, tally, measured=number % measured_every == 0)
+                if tally.cases % _TELL_EVERY == 0:
+                    tell(tally)
+            site.settle()
     return tally
 
 
-def _send(site: Site, sent: Case, tally: Tally) -> None:
+def _codec_of(number: int) -> str:
+    """A case is the same wherever a campaign begins."""
+    return CODECS[number // CASES_OF_A_RUN % len(CODECS)]
+
+
+def _send(site: Site, sent: Case, tally: Tally, *, measured: bool) -> None:
     """One case, and all that must hold after it."""
     tally.cases += 1
     tally.kinds[sent.kind] += 1
     for number, call in enumerate(sent.calls):
-        tracemalloc.reset_peak()
-        before_bytes = tracemalloc.get_traced_memory()[0]
+        if measured:
+            tracemalloc.start(1)
         answer = site.push(call.messages)
-        peak_bytes = tracemalloc.get_traced_memory()[1] - before_bytes
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
         tally.answers[answer.word] += 1
         tally.peak_bytes = max(tally.peak_bytes, peak_bytes)
         wrong = site.wrong(sent.calls[: number + 1], answer)
@@ -79,5 +91,4 @@ def _send(site: Site, sent: Case, tally: Tally) -> None:
             wrong = f"it allocated {peak_bytes} bytes, and {ALLOWED_BYTES} are allowed"
         if wrong:
             said = f"{answer.word}, {answer.sentence[:200]!r}"
-            raise Fault(f"case {sent.number} ({sent.kind}): {wrong}; the answer was {said}")
-
+            raise PromiseError(f"case {sent.number} ({sent.kind}): {wrong}; the answer was {said}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import queue
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from diloco.v1 import common_pb2, push_pb2
 from fragments.codec import Codec
+from fragments.errors import PayloadError
 from fragments.payload import decode_f32
 from fragments.records import (
     PROTOCOL_VERSION,
@@ -41,11 +42,12 @@ from services import translate
 from services.errors import MESSAGE_CHARS
 from services.outer.server import OuterServices
 from services.settings import ServerSettings
-from tests.soak.cases import Call, Verdict
+from tests.soak.cases import Call
 from tests.soak.target import (
     BLOCK,
     LAYOUT,
     Target,
+    Verdict,
     chunk,
     first,
     header_of,
@@ -53,9 +55,6 @@ from tests.soak.target import (
     payload_of,
     valid_of,
 )
-
-CODECS_OF_RUNS = ("int8", "f32", "int8", "bf16")
-"""Of the runs, one after the other."""
 
 LEARNERS = 64
 """Hostile names in a run: of each, one push to each fragment may be taken."""
@@ -69,7 +68,7 @@ _WORDS_OF_ANSWERS = frozenset(
 """All refusals, and the statuses of a call that is wrong in itself."""
 
 
-class Fault(AssertionError):
+class PromiseError(AssertionError):
     """A promise that was broken."""
 
 
@@ -92,7 +91,7 @@ _OF_GRPC = Answer("INTERNAL", "Exception deserializing request!")
 class Site:
     """One run. A learner that answers nothing keeps a round open; others are there to be misused.
 
-    A context manager. `target` is a base that no push has consumed.
+    A context manager. A target is a base that no push has consumed.
     """
 
     def __init__(self, codec: str) -> None:
@@ -126,7 +125,7 @@ class Site:
             channel = grpc.insecure_channel(f"127.0.0.1:{services.ports.bulk}")
             self._stack.enter_context(channel)
             # Bytes as they are: a stub of ours would not send what is no message.
-            self._call = channel.stream_unary(
+            self._call: Callable[..., push_pb2.PushResponse] = channel.stream_unary(
                 "/diloco.v1.PushService/Push",
                 response_deserializer=push_pb2.PushResponse.FromString,
             )
@@ -138,14 +137,13 @@ class Site:
         self._stack.close()
 
     @property
-    def has_target(self) -> bool:
-        """Whether there is a base left to push against."""
-        return bool(self._targets)
+    def has_targets(self) -> bool:
+        """Whether there is a base of every fragment left to push against."""
+        return len({target.fragment for target in self._targets}) == len(LAYOUT.fragments)
 
-    @property
-    def target(self) -> Target:
-        """The one that is pushed against now."""
-        return self._targets[-1]
+    def target(self, fragment: int) -> Target:
+        """The base that is pushed against now."""
+        return next(target for target in self._targets if target.fragment == fragment)
 
     def push(self, messages: tuple[bytes, ...]) -> Answer:
         """One call of Push."""
@@ -181,40 +179,43 @@ class Site:
             return "no sentence"
         if len(answer.sentence) > MESSAGE_CHARS:
             return f"a sentence of {len(answer.sentence)} characters"
-        return "" if _untold(before) == _untold(after) else "it changed the state"
+        is_same = before is after or _untold(before) == _untold(after)
+        return "" if is_same else "it changed the state"
 
     def settle(self) -> None:
         """The steady learner answers, and the open round merges all that was taken of its fragment:
         whatever that was, its weights stay finite, and those of the others as they are.
 
-        Raises Fault where they do not.
+        Raises PromiseError where they do not.
         """
         (open_round,) = self._server.state.open_rounds
         before, fragment = self._server.state, open_round.fragment
         steady = Target(*self._run, self._codec.id, self._steady, fragment)
         if not self._push_to(steady).is_receipt:
-            raise Fault("the steady learner's answer was refused")
+            raise PromiseError("the steady learner's answer was refused")
         while not isinstance(note := self._notes.get(timeout=_MERGE_S), Published):
             pass
         (full,) = self._server.updates(self._steady, note.fragment, None)
         layout = LAYOUT.fragments[fragment]
         if not np.isfinite(decode_f32(layout, LAYOUT.rows_padded, full.payload)).all():
-            raise Fault(f"fragment {fragment} is not finite after its merge")
+            raise PromiseError(f"fragment {fragment} is not finite after its merge")
         after = self._server.state
         if after.fragments[fragment].version != 1 or after.fragments[fragment].arrived:
-            raise Fault(f"fragment {fragment} did not take one step")
+            raise PromiseError(f"fragment {fragment} did not take one step")
         for index, (one, other) in enumerate(zip(before.fragments, after.fragments, strict=True)):
             if index != fragment and one != other:
-                raise Fault(f"fragment {index} changed with the merge of {fragment}")
+                raise PromiseError(f"fragment {index} changed with the merge of {fragment}")
 
-    def push_honestly(self) -> None:
-        """An ordinary push, which must be taken. Raises Fault where it is not."""
-        if not self._push_to(self.target).is_receipt:
-            raise Fault("an honest push was refused")
-        del self._targets[-1]
+    def warm_up(self) -> None:
+        """Ordinary pushes, which must be taken. Raises PromiseError where one is not."""
+        for index in range(len(LAYOUT.fragments)):
+            target = self.target(index)
+            if not self._push_to(target).is_receipt:
+                raise PromiseError("an honest push was refused")
+            self._targets.remove(target)
 
     def _push_to(self, target: Target) -> Answer:
-        rng = random.Random(0)  # noqa: S311  (not for secrets)
+        rng = random.Random(0)
         payload = honest(target.codec, LAYOUT, target.layout, rng)
         messages = (first(header_of(target, payload, rng)), chunk(0, payload.data))
         return self.push(messages)
@@ -256,16 +257,17 @@ class Site:
         """What was taken is what an encoder makes, to the bit, of what it decodes to."""
         layout = LAYOUT.fragments[header.key.fragment]
         payload = payload_of(self._codec.id, header.payload.raw_bytes, data)
-        symbols, steps = self._codec.decode(layout, LAYOUT.rows_padded, payload)
+        try:
+            symbols, steps = self._codec.decode(layout, LAYOUT.rows_padded, payload)
+        except PayloadError as error:
+            return f"it was taken, and {error}"
         again = self._codec.encode(layout, jnp.asarray(symbols), jnp.asarray(steps))
         same = self._codec.decode(layout, LAYOUT.rows_padded, again)
         if not np.array_equal(symbols, same[0]) or not np.array_equal(steps, same[1]):
             return "what was taken decodes to what nobody encodes"
         return "" if np.isfinite(symbols).all() else "what was taken is not finite"
 
-    def _wrong_receipt(
-        self, before: RunState, after: RunState, header: push_pb2.PushHeader
-    ) -> str:
+    def _wrong_receipt(self, before: RunState, after: RunState, header: push_pb2.PushHeader) -> str:
         name, index = header.lease.learner, header.key.fragment
         self._targets = [t for t in self._targets if (t.lease.learner, t.fragment) != (name, index)]
         *rest, newest = after.fragments[index].arrived

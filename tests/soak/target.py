@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
+from itertools import pairwise
 
 import google_crc32c
 import numpy as np
@@ -27,6 +28,7 @@ from fragments.records import Contribution, ContributionKey, Lease, Version
 from services import translate
 
 BLOCK = 64
+UINT64_MAX = (1 << 64) - 1
 TENSORS = (
     TensorSpec("bulk", (40, 64), "float32"),
     TensorSpec("wide", (1000,), "float32"),
@@ -43,6 +45,18 @@ OTHER_LAYOUTS = (
     build_layout([TensorSpec("bulk", (2561,), "float32")], 1, BLOCK, "soak"),
     build_layout([TensorSpec("empty", (0,), "float32")], 1, BLOCK, "soak"),
 )
+_LAYOUTS = {layout.digest: layout for layout in (LAYOUT, *OTHER_LAYOUTS)}
+
+_POOL = 64
+"""Honest payloads of each kind."""
+
+
+class Verdict(IntEnum):
+    """Whether a push is to be taken. Of two tamperings the lower one holds."""
+
+    REFUSED = 0
+    EITHER = 1
+    TAKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +79,18 @@ def honest(codec: str, layout: Layout, fragment: FragmentLayout, rng: random.Ran
     """What a learner could send: all kinds of symbols and steps, or nothing but zero or one value,
     with a zero, an empty and a one-element tensor wherever the layout has them.
     """
-    numbers = np.random.default_rng(rng.getrandbits(64))
+    return _honest(codec, layout.digest, fragment.index, rng.randrange(_POOL))
+
+
+# Encoding costs more than all that is done to the bytes, and the bytes need not be new each time.
+@lru_cache(maxsize=_POOL * 64)
+def _honest(codec: str, layout_digest: str, index: int, which: int) -> Payload:
+    layout = _LAYOUTS[layout_digest]
+    fragment = layout.fragments[index]
+    numbers = np.random.default_rng(which)
     shape = (layout.rows_padded, layout.block)
     valid_BxN = valid_of(layout, fragment)
-    match rng.randrange(4):
+    match which % 4:
         case 0:
             spread = numbers.choice([0.0, 0.4, 1.0, 4.0, 40.0], (shape[0], 1))
             values_BxN = np.clip(np.rint(spread * numbers.standard_normal(shape)), -127, 127)
@@ -87,20 +109,13 @@ def honest(codec: str, layout: Layout, fragment: FragmentLayout, rng: random.Ran
     return encode(fragment, codes_BxN.astype(np.float32))
 
 
-@lru_cache(maxsize=256)
-def _mask(layout_digest: str, index: int, shape: tuple[int, int], ends: tuple[int, ...]) -> bytes:
-    mask = np.zeros(shape[0] * shape[1], bool)
-    for start, size in zip(ends[::2], ends[1::2], strict=True):
-        mask[start : start + size] = True
-    return mask.tobytes()
-
-
 def valid_of(layout: Layout, fragment: FragmentLayout) -> np.ndarray:
     """Where values lie, bool (rows_padded, block)."""
-    shape = (layout.rows_padded, layout.block)
-    ends = tuple(n for s in fragment.slots for n in (s.row_start * layout.block, s.size))
-    flat = np.frombuffer(_mask(layout.digest, fragment.index, shape, ends), bool)
-    return flat.reshape(shape)
+    mask = np.zeros(layout.rows_padded * layout.block, bool)
+    for slot in fragment.slots:
+        start = slot.row_start * layout.block
+        mask[start : start + slot.size] = True
+    return mask.reshape(layout.rows_padded, layout.block)
 
 
 def _steps(rows: int, numbers: np.random.Generator) -> np.ndarray:
@@ -144,6 +159,7 @@ def chunk(offset: int, data: bytes) -> bytes:
 
 def cut(data: bytes, rng: random.Random, at_most: int = 6) -> list[tuple[int, bytes]]:
     """Offset and data of one to `at_most` chunks."""
-    ends = sorted({rng.randrange(1, len(data)) for _ in range(rng.randrange(at_most))} - {0})
-    bounds: Sequence[int] = (0, *ends, len(data))
-    return [(a, data[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    inside = range(1, len(data))
+    ends = sorted(rng.sample(inside, min(len(inside), rng.randrange(at_most))))
+    bounds = (0, *ends, len(data))
+    return [(a, data[a:b]) for a, b in pairwise(bounds)]
