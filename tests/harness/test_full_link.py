@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -111,14 +110,9 @@ def test_a_heartbeat_comes_through_a_full_link_in_time(tmp_path: Path) -> None:
         took_s, after = time.monotonic() - began_s, link.carried_bytes
         last = server.status()
     shares = [(b - a) / (BYTES_S * took_s) for a, b in zip(before, after, strict=True)]
-    print(
-        shares,
-        max(round_trips_s),
-        np.median(round_trips_s),
-        took_s,
-        max(look.silent_s for look in looks),
-    )
-    assert min(shares) > 0.6
+    # The link was full: it carried what it could, and a heartbeat had a queue before it.
+    assert min(shares) > 0.4
+    assert max(round_trips_s) > LinkShape().queue_bytes / BYTES_S
     assert max(round_trips_s) < LEASE_S / 3
     assert max(look.silent_s for look in looks) < 2 * LEASE_S / 3
     assert all(look.state is not LearnerState.LOST for look in looks)

@@ -21,7 +21,7 @@ ALLOWED_BYTES = 256 << 10
 one takes about a quarter of it, and the smallest bomb four times as much."""
 
 CODECS = ("int8", "bf16", "f32")
-CASES_OF_A_RUN = 1250
+CASES_OF_A_RUN = 2000
 
 _TELL_EVERY = 2500
 

@@ -56,7 +56,7 @@ from tests.soak.target import (
     valid_of,
 )
 
-LEARNERS = 64
+LEARNERS = 128
 """Hostile names in a run: of each, one push to each fragment may be taken."""
 
 _MERGE_S = 30.0
