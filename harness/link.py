@@ -3,6 +3,9 @@
 All connections that go through one link share its rate and its queue, first come, first served, so
 bulk stands in the way of control as it does on a real link. What is modelled is the link, not TCP:
 nothing is lost, and nobody starts slowly.
+
+`python -m harness.link HOST TARGET_HOST:PORT [RATE_MBIT [DELAY_MS]]` is one with a process of its
+own, which says its port on stdout and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import sys
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -215,3 +219,15 @@ class _Window:
     def heard(self, num_bytes: int) -> None:
         self._bytes -= num_bytes
         self._changed.set()
+
+
+def _main(host: str, target: str, rate_mbit: str = "inf", delay_ms: str = "0") -> None:
+    shape = LinkShape(float(rate_mbit), float(delay_ms) / 1000)
+    target_host, _, port = target.rpartition(":")
+    with Link(host, shape) as link:
+        print(link.open((target_host, int(port))), flush=True)  # noqa: T201  for who started it
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
