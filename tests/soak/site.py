@@ -73,7 +73,7 @@ class PromiseError(AssertionError):
 
 
 class Answer(NamedTuple):
-    """`word`: "receipt", a refusal's code, or a status' name."""
+    """`word`: "receipt", "duplicate" (of an earlier one), a refusal's code, or a status' name."""
 
     word: str
     sentence: str
@@ -155,7 +155,7 @@ class Site:
             call = cast("grpc.Call", error)
             return Answer(call.code().name, call.details() or "")
         if response.HasField("receipt"):
-            return Answer("receipt", "")
+            return Answer("duplicate" if response.receipt.duplicate else "receipt", "")
         code = common_pb2.RefusalCode.Name(response.refusal.code)
         return Answer(code.removeprefix("REFUSAL_CODE_"), response.refusal.reason)
 
@@ -166,6 +166,9 @@ class Site:
         before, after, verdict = self._before, self._server.state, calls[-1].verdict
         if self._server.failed:
             return "the engine has failed"
+        if answer.word == "duplicate":  # another case had sent the same to the same base
+            is_same = verdict is not Verdict.REFUSED and _untold(before) == _untold(after)
+            return "" if is_same else "it was taken for a repetition"
         if answer.is_receipt:
             if verdict is Verdict.REFUSED:
                 return "it was taken"
