@@ -4,8 +4,8 @@ All connections that go through one link share its rate and its queue, first com
 bulk stands in the way of control as it does on a real link. What is modelled is the link, not TCP:
 nothing is lost, and nobody starts slowly.
 
-`python -m harness.link HOST TARGET_HOST:PORT [RATE_MBIT [DELAY_MS]]` is one with a process of its
-own, which says its port on stdout and ends when its stdin does.
+`python -m harness.link HOST TARGET_HOST:PORT [RATE_MBIT [DELAY_MS [WINDOW_MIB]]]` is one with a
+process of its own, which says its port on stdout and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LinkShape:
         delay_s: one way.
         queue_bytes: what may wait for its turn; beyond it, who sends must wait.
         window_bytes: what one connection may have sent and not heard to have arrived, as TCP's
-            windows bound it (Linux lets them grow to 6 MiB).
+            windows bound it (on Linux by default 3 to 6 MiB).
     """
 
     rate_mbit: float = math.inf
@@ -221,8 +221,11 @@ class _Window:
         self._changed.set()
 
 
-def _main(host: str, target: str, rate_mbit: str = "inf", delay_ms: str = "0") -> None:
-    shape = LinkShape(float(rate_mbit), float(delay_ms) / 1000)
+def _main(
+    host: str, target: str, rate_mbit: str = "inf", delay_ms: str = "0", window_mib: str = "6"
+) -> None:
+    window_bytes = int(float(window_mib) * (1 << 20))
+    shape = LinkShape(float(rate_mbit), float(delay_ms) / 1000, window_bytes=window_bytes)
     target_host, _, port = target.rpartition(":")
     with Link(host, shape) as link:
         print(link.open((target_host, int(port))), flush=True)  # noqa: T201  for who started it

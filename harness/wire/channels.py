@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from typing import NamedTuple
 
 import grpc
@@ -30,6 +31,10 @@ _UP, _DOWN = "/raw/Up", "/raw/Down"
 _LIMIT_S = 120.0
 _ROUNDS = 3
 _RATE_MBIT, _DELAY_MS = 1000, 50
+_WINDOWS_MIB = (3, 32)
+"""Of a TCP connection: what Linux gives it by default (half of a receive buffer of 6 MiB), and more
+than the link holds.
+"""
 _SIZES_MIB = (4, 64)
 """Of a round: a fragment of 16 million parameters, and one of 250 million."""
 
@@ -46,15 +51,17 @@ _WAYS = (_Way(1, 1), _Way(2, 1), _Way(4, 1), _Way(2, 2), _Way(4, 4))
 
 def main() -> None:
     """Measures and prints."""
+    _say(f"{_RATE_MBIT} Mbit/s, round trip {2 * _DELAY_MS} ms, MB/s (median of {_ROUNDS})\n")
+    _say("| TCP window, MiB | MiB | transfers | connections | up | down |")
+    _say("|--:|--:|--:|--:|--:|--:|")
     with _child("harness.wire.channels", "serve") as port:
-        target = f"{_SERVER}:{port}"
-        with _child("harness.link", _NEAR, target, str(_RATE_MBIT), str(_DELAY_MS)) as link_port:
-            _say(f"{_RATE_MBIT} Mbit/s, round trip {2 * _DELAY_MS} ms, MB/s (median of {_ROUNDS})")
-            _say("| MiB | transfers | connections | up | down |\n|--:|--:|--:|--:|--:|")
-            for mib in _SIZES_MIB:
-                for way in _WAYS:
+        for window_mib in _WINDOWS_MIB:
+            shape = (str(_RATE_MBIT), str(_DELAY_MS), str(window_mib))
+            with _child("harness.link", _NEAR, f"{_SERVER}:{port}", *shape) as link_port:
+                for mib, way in product(_SIZES_MIB, _WAYS):
                     up, down = _measure(Address(_NEAR, link_port), way, mib)
-                    _say(f"| {mib} | {way.transfers} | {way.channels} | {up:.1f} | {down:.1f} |")
+                    counts = f"{window_mib} | {mib} | {way.transfers} | {way.channels}"
+                    _say(f"| {counts} | {up:.1f} | {down:.1f} |")
 
 
 def _measure(address: Address, way: _Way, mib: int) -> tuple[float, float]:
