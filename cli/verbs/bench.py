@@ -80,7 +80,9 @@ VERB = Verb(
     ),
     examples=(
         "examples:\n  diloco bench\n  diloco bench --params 100M --learners 4 --json\n\n"
-        "another bench:\n  bench pace  measure that a slow learner slows nobody"
+        "other benches:\n"
+        "  bench pace      measure that a slow learner slows nobody\n"
+        "  bench overhead  measure what synchronisation costs a learner's steps"
     ),
     settings=BenchSettings,
     run=run,

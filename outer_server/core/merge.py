@@ -47,6 +47,8 @@ class Part:
     encoded: tuple[Encoded, ...]
 
 
+# Values near the largest float32 have no finite norm; what comes of them the outer step refuses.
+@np.errstate(over="ignore", invalid="ignore")
 def merge(
     parts: Iterable[Part], fragment: FragmentLayout, rows_padded: int, *, radial: bool
 ) -> Float32[Array, "B N"]:
