@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-LOOK_S = 0.1
+LOOK_S = 0.05
 """A look costs 20 µs."""
 
-GROWTH_SHARE = 64
+GROWTH_SHARE = 128
 GROWTH_LEAST_BYTES = 8 << 20
-"""How much a process may grow before it is trimmed: a 64th of it, or this. What is given back must
+"""How much a process may grow before it is trimmed: a 128th of it, or this. What is given back must
 be cleared by the kernel when it is used again, so it is not done for less."""
 
 
