@@ -15,8 +15,8 @@ _FEW_THREADS = {
 }
 _NO_FUSED_MULTIPLY_ADD = {"--xla_cpu_max_isa": "AVX"}
 # An array of 8 MiB and more is mapped on its own and given back whole, in large pages, which cost
-# the kernel a tenth of the faults: `diloco bench --params 100M` found a learner's peak at 1.3 models
-# instead of 1.5, at no more processor time. glibc reads it when a process begins.
+# the kernel a tenth of the faults: `diloco bench --params 100M` found a learner's peak at 1.3,
+# not 1.5 models, at no more processor time. glibc reads it when a process begins.
 _ALLOCATOR = "glibc.malloc.mmap_threshold=8388608:glibc.malloc.hugetlb=1"
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
