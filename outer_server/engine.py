@@ -58,9 +58,9 @@ STANDSTILL_S = 3.0
 
 FAILED = "the server has failed: see its log and start it again"
 
-WRITE_WAIT_S = 5.0
-"""Longest wait of a merge for a snapshot to write the fragment that it replaces: a disk that is
-slower than this costs memory rather than rounds."""
+WAIT_S = 5.0
+"""Longest wait of the merge thread for a snapshot to write the fragment that is to be replaced, and
+for the engine to publish it: a disk that is slower than this costs memory rather than rounds."""
 
 PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone."""
@@ -300,13 +300,17 @@ class Engine:
         self, order: MergeOrder, payloads: dict[ContributionKey, Payload], epoch: int
     ) -> None:
         """On the merge thread: do the work and hand its result in."""
-        self._unwritten.wait_written(order.fragment, WRITE_WAIT_S)
+        self._unwritten.wait_written(order.fragment, WAIT_S)
         try:
             event = self._holdings.merge(order, payloads, epoch)
         except Exception:  # noqa: BLE001  a bug must not end the run, and must be seen
             _log.exception("merge_failed", fragment=order.fragment, version=order.version)
             event = self._holdings.stand(order, epoch, "internal error, see the log")
-        self._queue.put(_Item(event))
+        published: Future[Reply] = Future()
+        self._queue.put(_Item(event, published))
+        # Until then the old values are held beside the new ones: one fragment's, not two.
+        with contextlib.suppress(TimeoutError, BusyError):
+            published.result(WAIT_S)
 
     def _save_if_due(self) -> None:
         rounds, now_s = self._state.rounds_merged - self._saved_rounds, self.now_s()

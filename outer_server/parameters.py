@@ -28,8 +28,9 @@ from outer_server.core.step import (
 )
 from outer_server.decoded import Decoded
 
-_DECODED_SHARE = 4
-"""One byte for so many parameters is kept decoded: 6% of the model in float32."""
+_DECODED_SHARE = 6
+"""One byte for so many parameters is kept decoded: 4% of the model in float32, or what four
+contributions take with 24 fragments."""
 
 
 class Parameters:
