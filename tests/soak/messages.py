@@ -62,7 +62,7 @@ def _wrong_checksum(draft: Draft) -> Verdict:
 
 
 def _wrong_offset(draft: Draft) -> Verdict:
-    draft.header.offset = draft.rng.choice((1, 7, draft.header.payload.wire_bytes, UINT64_MAX))
+    draft.header.offset = draft.rng.choice((1, 7, draft.header.payload.wire_bytes + 1, UINT64_MAX))
     return Verdict.REFUSED
 
 

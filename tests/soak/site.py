@@ -84,10 +84,6 @@ class Answer(NamedTuple):
         return self.word == "receipt"
 
 
-_OF_GRPC = Answer("INTERNAL", "Exception deserializing request!")
-"""What gRPC itself says to bytes that are no message."""
-
-
 class Site:
     """One run. A learner that answers nothing keeps a round open; others are there to be misused.
 
@@ -176,7 +172,7 @@ class Site:
             return self._wrong_value(header, data) or self._wrong_receipt(before, after, header)
         if verdict is Verdict.TAKEN:
             return "it is sound, and was refused"
-        if answer != _OF_GRPC and answer.word not in _WORDS_OF_ANSWERS:
+        if answer.word not in _WORDS_OF_ANSWERS:
             return "that is for faults of the server's own"
         if len(answer.sentence.split()) < _SENTENCE_WORDS:
             return "no sentence"
