@@ -12,6 +12,10 @@ from simulation.result import RunResult
 from simulation.study.matrix import Recipe
 
 
+PREFERRED = "headline"
+"""The study whose row is meant where several have another of that name."""
+
+
 class Cell(BaseModel):
     """A finished cell: what it was made from, what came out, and by what it was made.
 
@@ -78,19 +82,29 @@ class Store:
         part.replace(path)
         return path
 
-    def find(self, row: str, seed: int) -> Cell:
-        """The one cell of that row and seed in any study.
+    def find(self, row: str, seed: int, study: str | None = None) -> Cell:
+        """The cell of that row and seed: of `study`, or else of whichever study has it.
 
-        Raises SettingsError when there is none, or more than one with different recipes.
+        Studies have rows of one name that are other runs, as their lengths differ: then that of
+        the study `PREFERRED`. Raises SettingsError when there is none, or nothing says which.
         """
         studies = sorted(p.name for p in self._directory.glob("*") if p.is_dir())
-        found = [c for study in studies if (c := self.read(study, row, seed)) is not None]
+        if study is not None:
+            if study not in studies:
+                known = ", ".join(studies) or "none"
+                raise SettingsError(f"no study {study} is under {self._directory}, but: {known}")
+            studies = [study]
+        found = {name: cell for name in studies if (cell := self.read(name, row, seed)) is not None}
         if not found:
-            raise SettingsError(f"there is no finished cell of row {row} and seed {seed} under"
-                                f" {self._directory}")  # fmt: skip
-        if len({cell.recipe_digest for cell in found}) > 1:
-            names = ", ".join(cell.study for cell in found)
+            where = self._directory if study is None else self._directory / study
+            raise SettingsError(
+                f"there is no finished cell of row {row} and seed {seed} under {where}"
+            )
+        if PREFERRED in found:
+            return found[PREFERRED]
+        if len({cell.recipe_digest for cell in found.values()}) > 1:
+            names = ", ".join(found)
             raise SettingsError(
                 f"row {row} is in several studies ({names}): say which, --from-study"
             )
-        return found[0]
+        return next(iter(found.values()))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.study import StudyRun, check_cell, write_tables
+from fragments.errors import SettingsError
+from harness.study import Check, StudyRun, check_cell, write_tables
 from simulation.study.matrix import Study
 
 STUDY = Study.model_validate(
@@ -71,5 +75,28 @@ def test_a_stopped_study_keeps_what_is_finished(tmp_path: Path) -> None:
     headline = run.run(stop)
     assert len(headline.missing) == 6
     assert write_tables(STUDY, tmp_path).rows == {}
-    with pytest.raises(Exception, match="no finished cell"):
+    with pytest.raises(SettingsError, match="no finished cell"):
         check_cell("rounds_scratch", 0, tmp_path)
+
+
+def _check(**found: Any) -> Check:
+    as_recorded = Check("small", "a", 0, True, 2.0, 2.0, "here", "here", 1.0)
+    return replace(as_recorded, **found)
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        ({}, None),
+        ({"digest_equal": False}, "weights differ"),
+        ({"loss": 2.0000001}, "their loss is another"),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": 2.019}, None),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": 1.981}, None),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": 2.021}, "more than 1%"),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": math.nan}, "more than 1%"),
+        ({"loss": math.nan, "loss_recorded": math.nan}, None),
+    ],
+)
+def test_what_is_not_as_recorded_is_a_fault(found: dict[str, Any], fault: str | None) -> None:
+    said = _check(**found).fault
+    assert said is None if fault is None else said is not None and fault in said

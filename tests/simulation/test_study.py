@@ -167,6 +167,29 @@ def test_finished_cells_are_kept_and_others_recipes_do_not_count(tmp_path: Path)
         store.find("a_scratch", 7)
 
 
+def test_the_study_that_is_meant_is_the_one_named_or_the_headline(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    recipe, longer = plan(_study())[0].recipes[0], plan(_study(world={"jitter": 0.5}))[0].recipes[0]
+    store.write(_cell("a", recipe, 2.5))
+    store.write(_cell("a", recipe, 2.5).model_copy(update={"study": "twin"}))
+    assert store.find("a", 0).recipe_digest == recipe.digest
+    store.write(_cell("a", longer, 2.0).model_copy(update={"study": "longer"}))
+    with pytest.raises(SettingsError, match=r"several studies \(longer, small, twin\)"):
+        store.find("a", 0)
+    assert store.find("a", 0, "longer").result.loss == 2.0
+    with pytest.raises(SettingsError, match="no study no_such is under"):
+        store.find("a", 0, "no_such")
+    with pytest.raises(SettingsError, match="no finished cell of row a and seed 1 under .*longer"):
+        store.find("a", 1, "longer")
+    store.write(_cell("a", longer, 1.5).model_copy(update={"study": "headline"}))
+    assert store.find("a", 0).result.loss == 1.5
+
+
+def test_the_cell_of_the_documented_example_is_found_in_the_results_of_this_repository() -> None:
+    results = Path(__file__).parents[2] / "docs" / "results"
+    assert Store(results / "cells").find("decoupled_equal", 0).study == "headline"
+
+
 def test_a_run_is_found_by_its_recipe_whatever_its_row_is_called(tmp_path: Path) -> None:
     store, recipe = Store(tmp_path), plan(_study())[0].recipes[1]
     cell = _cell("another_name", recipe, 2.5)
