@@ -33,7 +33,7 @@ def run(settings: StudyCheckSettings) -> None:
     Raises:
         DilocoError: when the cell is not as recorded (`Check.fault`), after printing.
     """
-    from harness.study import check_cell
+    from harness.study_check import check_cell
 
     found = check_cell(settings.row, settings.seed, settings.out, settings.from_study)
     if settings.json_:
@@ -54,7 +54,7 @@ VERB = Verb(
     details=(
         "Run a recorded cell of a study again, and compare its weights and loss with the record.\n"
         "Exit code 1 when the weights differ on a processor with the recorded instruction set; on\n"
-        "another, where compiled code may round differently, when the losses differ by more than 1%."
+        "another, where compiled code may round differently, when the losses differ by over 1%."
     ),
     examples="examples:\n  diloco study check decoupled_equal 0\n"
     "  diloco study check data_parallel 3 --json",

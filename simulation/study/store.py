@@ -11,7 +11,6 @@ from fragments.errors import SettingsError
 from simulation.result import RunResult
 from simulation.study.matrix import Recipe
 
-
 PREFERRED = "headline"
 """The study whose row is meant where several have another of that name."""
 

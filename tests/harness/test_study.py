@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fragments.errors import SettingsError
-from harness.study import Check, StudyRun, check_cell, write_tables
+from harness.study import StudyRun, write_tables
+from harness.study_check import Check, check_cell
 from simulation.study.matrix import Study
 
 STUDY = Study.model_validate(

@@ -179,7 +179,7 @@ def test_the_study_that_is_meant_is_the_one_named_or_the_headline(tmp_path: Path
     assert store.find("a", 0, "longer").result.loss == 2.0
     with pytest.raises(SettingsError, match="no study no_such is under"):
         store.find("a", 0, "no_such")
-    with pytest.raises(SettingsError, match="no finished cell of row a and seed 1 under .*longer"):
+    with pytest.raises(SettingsError, match=r"row a and seed 1 under .*longer"):
         store.find("a", 1, "longer")
     store.write(_cell("a", longer, 1.5).model_copy(update={"study": "headline"}))
     assert store.find("a", 0).result.loss == 1.5
