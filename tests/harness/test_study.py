@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fragments.errors import SettingsError
+from fragments.errors import DilocoError, SettingsError
 from harness.study import StudyRun, write_tables
 from harness.study_check import Check, check_cell
 from simulation.study.matrix import Study
@@ -78,6 +78,31 @@ def test_a_stopped_study_keeps_what_is_finished(tmp_path: Path) -> None:
     assert write_tables(STUDY, tmp_path).rows == {}
     with pytest.raises(SettingsError, match="no finished cell"):
         check_cell("rounds_scratch", 0, tmp_path)
+
+
+def test_cells_that_cannot_be_made_are_named_and_the_others_are_made(tmp_path: Path) -> None:
+    """One of them refuses its recipe, the other takes its worker process with it."""
+    dead_and_cut = [
+        {"learner": 1, "kind": "death", "at": {"step": 2}},
+        {"learner": 1, "kind": "partition", "at": {"step": 4}, "until": {"step": 9}},
+    ]
+    rows = [
+        {"name": "cut", "world": {"befalls": dead_and_cut}, "seeds": [0]},
+        {"name": "ends", "spec": {"program": {"factory": "tests.harness.factory:ending"}}},
+        {"name": "good"},
+    ]
+    study = Study.model_validate(STUDY.model_dump() | {"rows": rows, "versus": {}})
+    lines: list[str] = []
+    run = StudyRun(study, tmp_path, "the command", lines.append, 1, tmp_path / "cache")
+    with pytest.raises(DilocoError) as raised:
+        run.run(threading.Event())
+    said = str(raised.value)
+    assert "cut_scratch seed 0: world.befalls: something is to befall island-01" in said
+    for seed in (0, 1):
+        assert f"ends_scratch seed {seed}: its worker process has ended (exit code 7)" in said
+    table = json.loads((tmp_path / "small.json").read_text())
+    assert table["rows"]["good_scratch"]["seeds"] == [0, 1]
+    assert len(table["missing"]) == 3
 
 
 def _check(**found: Any) -> Check:
