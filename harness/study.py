@@ -223,6 +223,7 @@ class StudyRun:
                 seed=job.recipe.seed,
                 recipe=job.recipe,
                 recipe_digest=job.recipe.digest,
+                completed=job.recipe.completed,
                 result=answer.result,
                 commit=hello.commit,
                 command=self._command,

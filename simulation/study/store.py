@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fragments.errors import SettingsError
 from simulation.result import RunResult
@@ -20,6 +21,7 @@ class Cell(BaseModel):
 
     `commit` is that of the code, with "+" where the working tree differed from it. `isa` is the
     processor's instruction set as far as it shapes the bits: digests are equal on the same one.
+    `completed` is `Recipe.completed` when it was made; empty in cells that are older than it.
     """
 
     study: str
@@ -27,6 +29,7 @@ class Cell(BaseModel):
     seed: int
     recipe: Recipe
     recipe_digest: str
+    completed: dict[str, Any] = Field(default_factory=dict)
     result: RunResult
     commit: str
     command: str
@@ -34,6 +37,23 @@ class Cell(BaseModel):
     wall_s: float
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+    @property
+    def is_current(self) -> bool:
+        """Does its recipe still mean the same run? Not where a default has changed since; a setting
+        that is new since then had no other value.
+        """
+        try:
+            return _holds(self.completed, self.recipe.completed)
+        except ValidationError:
+            return False
+
+
+def _holds(then: Any, now: Any) -> bool:
+    """Whether all that `then` says stands in `now` as well."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return all(key in now and _holds(value, now[key]) for key, value in then.items())
+    return bool(then == now)
 
 
 class Store:
@@ -58,9 +78,11 @@ class Store:
                                 " it to have it made again") from error  # fmt: skip
 
     def finished(self, study: str, row: str, recipe: Recipe) -> Cell | None:
-        """The finished cell of this very recipe; one of another recipe does not count."""
+        """The finished cell of this very recipe and its present meaning; no other counts."""
         cell = self.read(study, row, recipe.seed)
-        return cell if cell is not None and cell.recipe_digest == recipe.digest else None
+        if cell is None or cell.recipe_digest != recipe.digest or not cell.is_current:
+            return None
+        return cell
 
     def by_recipe(self) -> dict[str, Cell]:
         """Finished cells of all studies by the digest of their recipe: one run serves them all."""
@@ -68,7 +90,7 @@ class Store:
         for path in sorted(self._directory.glob("*/*.json")):
             row, _, seed = path.stem.rpartition("-")
             cell = self.read(path.parent.name, row, int(seed)) if seed.isdigit() else None
-            if cell is not None:
+            if cell is not None and cell.is_current:
                 found.setdefault(cell.recipe_digest, cell)
         return found
 

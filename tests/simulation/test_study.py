@@ -154,6 +154,35 @@ def test_a_recipe_gives_the_same_bits_again(kind: str, tmp_path: Path) -> None:
     assert len(list((tmp_path / "one").iterdir())) == 1
 
 
+def test_a_checkpoint_of_other_code_or_another_processor_is_made_again(tmp_path: Path) -> None:
+    study = _study(rows=[{"name": "a"}], starts=["warm"], warm={"tokens": 64, "learners": 2})
+    recipe = plan(study)[0].recipes[0]
+    for who, checkpoints in (("one", 1), ("one", 1), ("other", 2)):
+        run_recipe(recipe, _load, tmp_path, who)
+        assert len(list(tmp_path.iterdir())) == checkpoints
+
+
+def test_a_cell_does_not_count_once_a_default_of_its_recipe_has_changed(tmp_path: Path) -> None:
+    store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
+    assert recipe.completed["spec"]["staleness_bound"] == 4
+    cell = _cell("a_scratch", recipe, 2.5)
+
+    def counts(**spec: Any) -> bool:
+        now = recipe.completed
+        then = {**now, "spec": {**now["spec"], **spec}}
+        store.write(cell.model_copy(update={"completed": then}))
+        found = store.finished("small", "a_scratch", recipe) is not None
+        assert found == bool(store.by_recipe())
+        return found
+
+    assert counts()
+    assert not counts(staleness_bound=3)
+    assert not counts(gone_since=1)
+    # What is new since then, or older than the record, says nothing against it.
+    assert cell.model_copy(update={"completed": {"spec": {"quorum": 1}}}).is_current
+    assert cell.is_current
+
+
 def test_finished_cells_are_kept_and_others_recipes_do_not_count(tmp_path: Path) -> None:
     store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
     assert store.finished("small", "a_scratch", recipe) is None
