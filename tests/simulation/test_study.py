@@ -257,6 +257,19 @@ def test_the_table_is_paired_by_seed() -> None:
     assert "| `a_scratch` | 2 | 2.5550 ± 0.7566 | +2.00 ± 12.71 | 0.800 ± 1.271 |" in text
 
 
+def test_data_parallel_has_a_time_only_where_its_gradients_take_some() -> None:
+    for link, is_timed in (({"upload_steps": 0.3}, False), ({"up_mbit_s": 1.0}, True)):
+        rows = plan(_study(world={"speeds": [1, 1], "link": link}))
+        cells = {row.name: {0: _cell(row.name, row.recipes[0], 2.0)} for row in rows}
+        table = summarise(_study(), rows, cells)
+        dp, rounds = table.rows["dp_scratch"], table.rows["a_scratch"]
+        assert (rounds.goodput, rounds.virtual_s) == (1.0, 5.0)
+        assert (dp.goodput, dp.virtual_s) == ((1.0, 5.0) if is_timed else (None, None))
+        line = next(line for line in markdown(table).splitlines() if "`dp_scratch`" in line)
+        assert ("| 100.0 | 80.0 | 0.000 | 5 |" in line) == is_timed
+        assert ("| - | 80.0 | 0.000 | - |" in line) != is_timed
+
+
 def test_bits_are_drawn_for_the_runs_that_have_rounds(tmp_path: Path) -> None:
     study = _study(versus={"equal": "a"})
     rows = plan(study)
