@@ -59,8 +59,13 @@ class Worker:
             self._process.stdin.write(recipe.model_dump_json() + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise DilocoError("a worker of the study has ended") from error
+            raise DilocoError(f"its worker process has ended{self._how_ended()}") from error
         return Answer.model_validate_json(self._read())
+
+    @property
+    def is_running(self) -> bool:
+        """May it be given another recipe?"""
+        return self._process.poll() is None
 
     def end(self) -> None:
         """Kill it; a cell under way is lost, and nothing else."""
@@ -79,8 +84,15 @@ class Worker:
             raise AssertionError("stdout is a pipe")
         line = self._process.stdout.readline()
         if not line:
-            raise DilocoError("a worker of the study has ended before its cell was done")
+            raise DilocoError(f"its worker process has ended{self._how_ended()}")
         return line
+
+    def _how_ended(self) -> str:
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +136,15 @@ class StudyRun:
         self._cache = cache
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
+        self._crew: list[Worker] = []
         self._done = 0
         self._refused: list[str] = []
 
     def run(self, stop: threading.Event) -> Headline:
         """Make the missing cells until all are there or `stop` is set; then write the tables.
 
-        Raises DilocoError, after writing them, when a cell could not be made.
+        A cell that cannot be made keeps no other from being made. Raises DilocoError, after all
+        others and the tables, that names those cells and says why.
         """
         rows = plan(self._study)
         jobs = missing_jobs(self._study, rows, self._store)
@@ -149,20 +163,23 @@ class StudyRun:
         for job in jobs:
             waiting.put(job)
         self._began_s = time.monotonic()
-        workers = [Worker(self._cache) for _ in range(min(self._workers, len(jobs)))]
+        self._crew = [Worker(self._cache) for _ in range(min(self._workers, len(jobs)))]
         threads = [
             threading.Thread(target=self._work, args=(worker, waiting, len(jobs), stop))
-            for worker in workers
+            for worker in self._crew
         ]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads) and not stop.wait(0.2):
             pass
-        for worker in workers:
+        with self._lock:
+            hired = tuple(self._crew)
+        for worker in hired:
             worker.end()
         for thread in threads:
             thread.join()
-        for worker in workers:
+        for worker in self._crew:
+            worker.end()
             worker.close()
 
     def _work(
@@ -178,12 +195,22 @@ class StudyRun:
             except queue.Empty:
                 return
             try:
+                # The job before may have ended its process; one more is hired a job at the most.
+                worker = worker if worker.is_running else self._hire(stop)
                 answer = worker.run(job.recipe)
             except DilocoError as error:
                 if not stop.is_set():
                     self._note_refused(job, str(error))
-                return
-            self._finish(job, answer, worker.hello, total)
+            else:
+                self._finish(job, answer, worker.hello, total)
+
+    def _hire(self, stop: threading.Event) -> Worker:
+        worker = Worker(self._cache)
+        with self._lock:
+            self._crew.append(worker)
+        if stop.is_set():
+            worker.end()
+        return worker
 
     def _finish(self, job: Job, answer: Answer, hello: Hello, total: int) -> None:
         if answer.result is None:
@@ -196,6 +223,7 @@ class StudyRun:
                 seed=job.recipe.seed,
                 recipe=job.recipe,
                 recipe_digest=job.recipe.digest,
+                completed=job.recipe.completed,
                 result=answer.result,
                 commit=hello.commit,
                 command=self._command,
@@ -260,49 +288,6 @@ def write_tables(study: Study, out: Path) -> Headline:
     if study.against_bits:
         draw_bits(headline, out / f"{study.name}-bits.png")
     return headline
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A recorded cell made again. `isa` is this machine's: on another one bits may differ."""
-
-    row: str
-    seed: int
-    digest_equal: bool
-    loss: float
-    loss_recorded: float
-    isa: str
-    isa_recorded: str
-    wall_s: float
-
-
-def check_cell(
-    row: str, seed: int, out: Path, study: str | None = None, cache: Path = CACHE
-) -> Check:
-    """Makes a recorded cell again and compares.
-
-    Raises:
-        SettingsError: when there is no such cell.
-        DilocoError: when it cannot be made again.
-    """
-    store = Store(out / "cells")
-    cell = store.read(study, row, seed) if study is not None else None
-    if cell is None:
-        cell = store.find(row, seed)
-    with Worker(cache) as worker:
-        answer = worker.run(cell.recipe)
-        if answer.result is None:
-            raise DilocoError(f"row {row} seed {seed} cannot be made again: {answer.refusal}")
-        return Check(
-            row=row,
-            seed=seed,
-            digest_equal=answer.result.digest == cell.result.digest,
-            loss=answer.result.loss,
-            loss_recorded=cell.result.loss,
-            isa=worker.hello.isa,
-            isa_recorded=cell.isa,
-            wall_s=answer.wall_s,
-        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -7,12 +7,14 @@ cells, so that corpus and compiled steps are made once; it ends when stdin does.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
 import sys
 import time
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
 
@@ -76,13 +78,23 @@ def instruction_set() -> str:
     return " ".join(names)
 
 
+@lru_cache(maxsize=1)
+def made_by() -> str:
+    """Whatever shapes the bits that this process computes: code, jax, instruction set."""
+    root, code = Path(__file__).parent.parent, hashlib.sha256()
+    for room in _CODE:
+        for path in sorted((root / room).rglob("*.py")):
+            code.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return f"{code.hexdigest()} jax {version('jax')} {version('jaxlib')} {instruction_set()}"
+
+
 def answer(recipe: Recipe, cache: Path) -> Answer:
     """Runs one recipe."""
     from simulation.study.cell import run_recipe
 
     began_s = time.monotonic()
     try:
-        result = run_recipe(recipe, _load_program, cache)
+        result = run_recipe(recipe, _load_program, cache, made_by())
     except DilocoError as error:
         return Answer(refusal=str(error), wall_s=round(time.monotonic() - began_s, 2))
     return Answer(result=result, wall_s=round(time.monotonic() - began_s, 2))

@@ -1,7 +1,8 @@
 """A server that applies every contribution alone, as it arrives: what the study shows to lose.
 
-It keeps the books with the core's own functions (leases, reports, bases), and has rules of its own
-in place of rounds. It exists in the simulation only.
+It grants leases, counts reports and notes bases with the core's own functions, and a base counts
+once as in the core; whom it asks, and when, are rules of its own in place of rounds. No lease
+lapses, and no push is too stale for it. It exists in the simulation only.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ from fragments.records import (
     Version,
 )
 from outer_server.core import membership, receive
+from outer_server.core.clock import pass_slots
 from outer_server.core.events import Attached, Declined, Event, HasAdopted, Join, Reply, Reported
-from outer_server.core.state import ContributionMeta, MergeOrder, Participant, RunState
+from outer_server.core.state import (
+    ContributionMeta,
+    MergeOrder,
+    Participant,
+    RunState,
+    SlotClock,
+)
 from outer_server.core.step import FragmentParameters
 from outer_server.holdings import Holdings, Sink
 from outer_server.parameters import Parameters
@@ -64,7 +72,7 @@ class AsyncServer:
         self._tokens_per_step = tokens_per_step
         self._on_event = on_event
         self._holdings = Holdings(parameters, state)
-        self._slots: dict[str, int] = {}
+        self._slots: dict[str, SlotClock] = {}
         self._unanswered: set[tuple[str, int]] = set()
         clock.after(PROGRESS_EVERY_S, Order.TIMER, self._tell_progress)
 
@@ -98,8 +106,12 @@ class AsyncServer:
         return reply
 
     def contribute(self, lease: Lease, contribution: Contribution) -> Reply:
-        """Apply it at once, alone."""
+        """Apply it at once, alone; a base that was pushed already changes nothing."""
         index, learner = contribution.key.fragment, lease.learner
+        base = self.state.learners[learner].bases[index]
+        if contribution.key.base_version.number <= base.consumed:
+            self._answered(learner, index)
+            return Receipt(contribution.key, duplicate=True)
         version = self.state.fragments[index].version
         meta = ContributionMeta(
             contribution.key,
@@ -155,7 +167,9 @@ class AsyncServer:
             contributions_merged=record.tally.contributions_merged + 1,
             tokens_merged=record.tally.tokens_merged + contribution.tokens,
         )
-        state = state.with_fragment(index, fragment).with_learner(replace(record, tally=tally))
+        base = replace(record.bases[index], consumed=contribution.key.base_version.number)
+        record = replace(record.with_base(index, base), tally=tally)
+        state = state.with_fragment(index, fragment).with_learner(record)
         self.state = replace(
             state,
             tokens_pushed=state.tokens_pushed + contribution.tokens,
@@ -181,13 +195,12 @@ class AsyncServer:
                 for other in self.state.live_learners:
                     self._ask(other.name, index)
 
-    def _due(self, whose: str, step: int) -> list[int]:
-        """Fragments whose slots were passed; slot k falls at k H / P and is that of k mod P."""
-        count, interval = len(self.state.fragments), self.state.interval_steps
-        last = step * count // interval
-        first = self._slots.get(whose, 0) + 1
-        self._slots[whose] = max(last, first - 1)
-        return [slot % count for slot in range(max(first, last - count + 1), last + 1)]
+    def _due(self, whose: str, step: int) -> tuple[int, ...]:
+        """Fragments whose slots `step` has passed, on the clock of that learner or of all ("")."""
+        slots = self._slots.get(whose, self.state.slots)
+        moved, due = pass_slots(replace(self.state, slots=slots, global_step=step))
+        self._slots[whose] = moved.slots
+        return due
 
     def _ask(self, learner: str, index: int) -> None:
         version = Version(self.state.epoch, self.state.fragments[index].version)

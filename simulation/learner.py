@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
+from fragments.errors import SettingsError
 from fragments.layout import Layout
 from fragments.records import Phase, Report, Welcome
 from fragments.runspec import RunSpec
@@ -116,7 +117,10 @@ class SimulatedLearner:
 
     def _living(self) -> Process:
         if self._process is None or self._process.ended:
-            raise ValueError(f"{self.name} has no process at {self._setting.clock.now_s:.1f} s")
+            raise SettingsError(
+                f"world.befalls: something is to befall {self.name}, which has no process"
+                f" at {self._setting.clock.now_s:.1f} s"
+            )
         return self._process
 
 

@@ -122,6 +122,12 @@ class World(_Model):
         """The line of one learner."""
         return self.links.get(learner, self.link)
 
+    @property
+    def has_bandwidth(self) -> bool:
+        """Does any line have one, so that bytes take time?"""
+        lines = (self.link, *self.links.values())
+        return any(line.up_mbit_s or line.down_mbit_s for line in lines)
+
     def mean_step_s(self, learner: int) -> float:
         """What a step of this learner takes on average, seconds."""
         return self.step_s / self.speeds[learner]

@@ -20,7 +20,8 @@ class StudyCheckSettings(VerbSettings):
     row: Annotated[str, Positional] = Field(description="the row's name")
     seed: Annotated[int, Positional] = Field(description="the seed")
     from_study: str | None = Field(
-        default=None, description="name of the study, where several have such a row"
+        default=None,
+        description="name of the study; without it headline, where several have such a row",
     )
     out: Path = Field(default=Path("docs/results"), description="directory of the cells")
     json_: bool = Field(default=False, alias="json", description="print the result as JSON")
@@ -30,9 +31,9 @@ def run(settings: StudyCheckSettings) -> None:
     """Prints what was found.
 
     Raises:
-        DilocoError: when digest or loss differ, after printing.
+        DilocoError: when the cell is not as recorded (`Check.fault`), after printing.
     """
-    from harness.study import check_cell
+    from harness.study_check import check_cell
 
     found = check_cell(settings.row, settings.seed, settings.out, settings.from_study)
     if settings.json_:
@@ -40,11 +41,11 @@ def run(settings: StudyCheckSettings) -> None:
     else:
         same = "the same weights, to the bit" if found.digest_equal else "OTHER weights"
         print(
-            f"{found.row} seed {found.seed}: {same}; loss {found.loss:.6f}, recorded"
+            f"{found.study}/{found.row} seed {found.seed}: {same}; loss {found.loss:.6f}, recorded"
             f" {found.loss_recorded:.6f} ({found.wall_s:.0f} s)"
         )
-    if not found.digest_equal and found.isa == found.isa_recorded:
-        raise DilocoError("the weights differ from those recorded on such a processor")
+    if found.fault is not None:
+        raise DilocoError(found.fault)
 
 
 VERB = Verb(
@@ -53,7 +54,7 @@ VERB = Verb(
     details=(
         "Run a recorded cell of a study again, and compare its weights and loss with the record.\n"
         "Exit code 1 when the weights differ on a processor with the recorded instruction set; on\n"
-        "another, compiled code may round differently, and both losses are told."
+        "another, where compiled code may round differently, when the losses differ by over 1%."
     ),
     examples="examples:\n  diloco study check decoupled_equal 0\n"
     "  diloco study check data_parallel 3 --json",

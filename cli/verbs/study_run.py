@@ -55,7 +55,7 @@ VERB = Verb(
         "goes on where it was stopped. Tables and pictures are written beside the cells."
     ),
     examples="examples:\n  diloco study run studies/headline.toml\n"
-    "  diloco study run studies/rates.toml --workers 1 --out runs/mine",
+    "  diloco study run studies/rates_short.toml --workers 1 --out runs/mine",
     settings=StudyRunSettings,
     run=run,
 )

@@ -108,14 +108,16 @@ def contributors(state: RunState, fragment: int) -> frozenset[str]:
 def decide(state: RunState, round_: Round, now_s: float, *, bound_reached: bool) -> Decision:
     """Whether a collecting round closes now.
 
-    It closes when every asked live learner has answered; or when K_eff answers
-    are in and each missing one is past its own deadline or known to be absent
-    (with the paper's rule: the grace window after the K_eff-th answer is over;
-    in the closing lap no deadline of a learner counts);
-    with K_eff answers at the latest once `bound_reached` (H/2 steps after
-    opening, or the end of the closing lap). Below K_eff it waits: its
-    fragment's next slot abandons it. Whom a quorum counts, `contributors` says; a round without
-    any such answer is abandoned once nobody is missing.
+    It closes once nobody is missing (`missing`), with one answer or more; without any it is
+    abandoned. With K_eff answers (`contributors` says whose count) and somebody missing it closes
+
+    - by the learned rule, when each missing one is past its own deadline or has missed
+      `MISSES_BEFORE_IGNORED` rounds; in the closing lap only the latter;
+    - by the paper's rule, when the grace window after the K_eff-th answer is over;
+    - by either, once `bound_reached`: H/2 steps after opening, at its fragment's next slot, or at
+      the end of the closing lap.
+
+    Below K_eff it waits, whatever the time; who calls this abandons it at those last two moments.
     """
     answered = len(contributors(state, round_.fragment))
     absent = missing(state, round_)

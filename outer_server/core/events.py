@@ -144,7 +144,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class StartMerge:
-    """Have the merge done; answer with Merged or MergeRefused."""
+    """Have the merge done; answer with Merged, its `refused` set where it could not be."""
 
     order: MergeOrder
 

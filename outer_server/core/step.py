@@ -106,9 +106,10 @@ def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float)
 def make_closing_step(codec: Codec, step_fraction: float) -> OuterStep:
     """The step of the closing lap: theta <- theta - D, with the outer state left alone.
 
-    With the token-weighted average as D, theta becomes the mean of what the learners hold. An
+    D is the average with the weights of any merge. From contributions on the current version theta
+    becomes the weighted mean of what their senders held, within what quantization leaves out. An
     ordinary step would add a whole round's momentum to the few steps that a fragment has made since
-    its last round, and ends 0.65 ± 0.12% higher (docs/study.md, `closing_lap_step`).
+    its last round (docs/study.md has what that costs, `closing_lap_step`).
     """
 
     def step(

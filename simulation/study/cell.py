@@ -31,6 +31,7 @@ def run_recipe(
     recipe: Recipe,
     load_program: LoadProgram,
     cache: Path,
+    made_by: str = "",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> RunResult:
     """The run of a recipe; the same recipe gives the same bits on the same kind of processor.
@@ -38,6 +39,8 @@ def run_recipe(
     Args:
         load_program: makes the program of a run's settings and data.
         cache: directory of warm checkpoints; made if need be.
+        made_by: the code and the processor, as far as they shape the bits: a checkpoint that
+            others have made is none of this run's.
         on_progress: told the share of the tokens trained, a few times a run.
 
     Raises:
@@ -46,7 +49,7 @@ def run_recipe(
     """
     spec, world = recipe.run_spec, recipe.run_world
     program = load_program(spec, recipe.data)
-    params = _start(recipe, load_program, program, cache)
+    params = _start(recipe, load_program, program, cache, made_by)
     match recipe.kind:
         case "rounds":
             return simulate(
@@ -76,13 +79,22 @@ def run_recipe(
             return alone(program, params, world, tokens, spec.seed, on_progress=on_progress)
 
 
-def _start(recipe: Recipe, load_program: LoadProgram, program: Program, cache: Path) -> Params:
+def _start(
+    recipe: Recipe, load_program: LoadProgram, program: Program, cache: Path, made_by: str
+) -> Params:
     """Version 0: fresh parameters, or the warm checkpoint of this seed."""
     warm = recipe.warm
     params = program.init_params(recipe.seed)
     if warm is None:
         return params
-    key = {"warm": warm.model_dump(mode="json"), "seed": recipe.seed, "data": recipe.data}
+    key = {
+        "warm": recipe.completed["warm"],
+        "tokens": warm.tokens,
+        "learners": warm.learners,
+        "seed": recipe.seed,
+        "data": recipe.data,
+        "made_by": made_by,
+    }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache / f"warm-{digest[:24]}.safetensors"
     if not path.exists():

@@ -87,7 +87,7 @@ class Recipe(_Model):
     """Everything that a cell is made from. Equal recipes are the same run.
 
     `spec` and `world` hold what was given only: a new setting with a default that changes nothing
-    leaves the digest as it is.
+    leaves the digest as it is. What a changed default makes of it, `completed` says.
     """
 
     kind: Kind
@@ -115,6 +115,22 @@ class Recipe(_Model):
     def run_world(self) -> World:
         """The world of the run."""
         return World.model_validate(self.world)
+
+    @property
+    def completed(self) -> dict[str, Any]:
+        """All settings of the run, its world and its checkpoint, with what this code has for those
+        that were not given. The program's own settings are as given.
+        """
+        warm = (
+            {}
+            if self.warm is None
+            else RunSpec.model_validate(self.warm.spec).model_dump(mode="json")
+        )
+        return {
+            "spec": self.run_spec.model_dump(mode="json"),
+            "world": self.run_world.model_dump(mode="json"),
+            "warm": warm,
+        }
 
 
 class PlannedRow(_Model):

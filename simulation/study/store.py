@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fragments.errors import SettingsError
 from simulation.result import RunResult
 from simulation.study.matrix import Recipe
+
+PREFERRED = "headline"
+"""The study whose row is meant where several have another of that name."""
 
 
 class Cell(BaseModel):
@@ -17,6 +21,7 @@ class Cell(BaseModel):
 
     `commit` is that of the code, with "+" where the working tree differed from it. `isa` is the
     processor's instruction set as far as it shapes the bits: digests are equal on the same one.
+    `completed` is `Recipe.completed` when it was made; empty in cells that are older than it.
     """
 
     study: str
@@ -24,6 +29,7 @@ class Cell(BaseModel):
     seed: int
     recipe: Recipe
     recipe_digest: str
+    completed: dict[str, Any] = Field(default_factory=dict)
     result: RunResult
     commit: str
     command: str
@@ -31,6 +37,23 @@ class Cell(BaseModel):
     wall_s: float
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+    @property
+    def is_current(self) -> bool:
+        """Does its recipe still mean the same run? Not where a default has changed since; a setting
+        that is new since then had no other value.
+        """
+        try:
+            return _holds(self.completed, self.recipe.completed)
+        except ValidationError:
+            return False
+
+
+def _holds(then: Any, now: Any) -> bool:
+    """Whether all that `then` says stands in `now` as well."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return all(key in now and _holds(value, now[key]) for key, value in then.items())
+    return bool(then == now)
 
 
 class Store:
@@ -55,9 +78,11 @@ class Store:
                                 " it to have it made again") from error  # fmt: skip
 
     def finished(self, study: str, row: str, recipe: Recipe) -> Cell | None:
-        """The finished cell of this very recipe; one of another recipe does not count."""
+        """The finished cell of this very recipe and its present meaning; no other counts."""
         cell = self.read(study, row, recipe.seed)
-        return cell if cell is not None and cell.recipe_digest == recipe.digest else None
+        if cell is None or cell.recipe_digest != recipe.digest or not cell.is_current:
+            return None
+        return cell
 
     def by_recipe(self) -> dict[str, Cell]:
         """Finished cells of all studies by the digest of their recipe: one run serves them all."""
@@ -65,7 +90,7 @@ class Store:
         for path in sorted(self._directory.glob("*/*.json")):
             row, _, seed = path.stem.rpartition("-")
             cell = self.read(path.parent.name, row, int(seed)) if seed.isdigit() else None
-            if cell is not None:
+            if cell is not None and cell.is_current:
                 found.setdefault(cell.recipe_digest, cell)
         return found
 
@@ -78,19 +103,29 @@ class Store:
         part.replace(path)
         return path
 
-    def find(self, row: str, seed: int) -> Cell:
-        """The one cell of that row and seed in any study.
+    def find(self, row: str, seed: int, study: str | None = None) -> Cell:
+        """The cell of that row and seed: of `study`, or else of whichever study has it.
 
-        Raises SettingsError when there is none, or more than one with different recipes.
+        Studies have rows of one name that are other runs, as their lengths differ: then that of
+        the study `PREFERRED`. Raises SettingsError when there is none, or nothing says which.
         """
         studies = sorted(p.name for p in self._directory.glob("*") if p.is_dir())
-        found = [c for study in studies if (c := self.read(study, row, seed)) is not None]
+        if study is not None:
+            if study not in studies:
+                known = ", ".join(studies) or "none"
+                raise SettingsError(f"no study {study} is under {self._directory}, but: {known}")
+            studies = [study]
+        found = {name: cell for name in studies if (cell := self.read(name, row, seed)) is not None}
         if not found:
-            raise SettingsError(f"there is no finished cell of row {row} and seed {seed} under"
-                                f" {self._directory}")  # fmt: skip
-        if len({cell.recipe_digest for cell in found}) > 1:
-            names = ", ".join(cell.study for cell in found)
+            where = self._directory if study is None else self._directory / study
+            raise SettingsError(
+                f"there is no finished cell of row {row} and seed {seed} under {where}"
+            )
+        if PREFERRED in found:
+            return found[PREFERRED]
+        if len({cell.recipe_digest for cell in found.values()}) > 1:
+            names = ", ".join(found)
             raise SettingsError(
                 f"row {row} is in several studies ({names}): say which, --from-study"
             )
-        return found[0]
+        return next(iter(found.values()))

@@ -23,7 +23,8 @@ class RowSummary(_Model):
     seed against the same seed; `..._interval` is the half-width of its 95% t-interval.
     `share_of_dp_gain`: (alone - loss) / (alone - data-parallel), likewise. None: no such
     reference, or too few seeds. Everything else is the mean over the seeds; bytes are those of all
-    learners, over the whole run.
+    learners, over the whole run. `goodput` and `virtual_s` are None for data-parallel in a world
+    whose lines have no bandwidth: its gradients take no time there, so that they say nothing.
     """
 
     about: str
@@ -41,10 +42,10 @@ class RowSummary(_Model):
     gap_to_sync_interval: float | None
     share_of_dp_gain: float | None
     share_of_dp_gain_interval: float | None
-    goodput: float
+    goodput: float | None
     merged_share: float
     tokens_trained: int
-    virtual_s: float
+    virtual_s: float | None
     rounds: float
     bits_up: float | None
     bits_down: float | None
@@ -99,6 +100,7 @@ def _summary(row: PlannedRow, cells: Cells) -> RowSummary:
     losses = [result.loss for result in results]
     gaps = {key: _gap(row, cells, key) for key in ("dp", "equal", "sync")}
     share = _share(row, cells)
+    is_timed = _is_timed(row)
     bits_up = [result.bits_up for result in results if result.bits_up is not None]
     bits_down = [result.bits_down for result in results if result.bits_down is not None]
     return RowSummary(
@@ -117,10 +119,10 @@ def _summary(row: PlannedRow, cells: Cells) -> RowSummary:
         gap_to_sync_interval=_width_of(gaps["sync"]),
         share_of_dp_gain=_mean_of(share),
         share_of_dp_gain_interval=_width_of(share),
-        goodput=mean([result.goodput for result in results]),
+        goodput=mean([result.goodput for result in results]) if is_timed else None,
         merged_share=mean([result.merged_share for result in results]),
         tokens_trained=round(mean([result.tokens_trained for result in results])),
-        virtual_s=mean([result.virtual_s for result in results]),
+        virtual_s=mean([result.virtual_s for result in results]) if is_timed else None,
         rounds=mean([result.rounds_merged for result in results]),
         bits_up=mean(bits_up) if bits_up else None,
         bits_down=mean(bits_down) if bits_down else None,
@@ -129,6 +131,11 @@ def _summary(row: PlannedRow, cells: Cells) -> RowSummary:
         commits=tuple(sorted({cell.commit for cell in own.values()})),
         commands=tuple(sorted({cell.command for cell in own.values()})),
     )
+
+
+def _is_timed(row: PlannedRow) -> bool:
+    recipe = row.recipes[0]
+    return recipe.kind != "data_parallel" or recipe.run_world.has_bandwidth
 
 
 def _gap(row: PlannedRow, cells: Cells, key: Reference) -> Estimate | None:
@@ -166,7 +173,9 @@ _LEGEND = (
     "Loss: held-out, {unit}, mean ± standard deviation over the seeds. Gaps and shares: mean of "
     "the paired differences ± half-width of their 95% t-interval. Goodput: useful learner-steps "
     "over those of the same hardware without waits and failures. Merged: share of the trained "
-    "tokens. Bits: per parameter and synchronisation. MB: of all learners over the run."
+    "tokens. Bits: per parameter and synchronisation. MB: of all learners over the run. "
+    "Data-parallel has no time and goodput (-) where no line has a bandwidth: its gradients, many "
+    "times the bytes of the others, would take none."
 )
 
 _COLUMNS = (
@@ -208,10 +217,10 @@ def _line(name: str, row: RowSummary) -> str:
         _with_interval(row.share_of_dp_gain, row.share_of_dp_gain_interval, 3),
         _with_interval(row.gap_to_equal_percent, row.gap_to_equal_interval, 2),
         _with_interval(row.gap_to_sync_percent, row.gap_to_sync_interval, 2),
-        f"{100 * row.goodput:.1f}",
+        "-" if row.goodput is None else f"{100 * row.goodput:.1f}",
         f"{100 * row.merged_share:.1f}",
         f"{row.tokens_trained / 1e6:.3f}",
-        f"{row.virtual_s:.0f}",
+        "-" if row.virtual_s is None else f"{row.virtual_s:.0f}",
         f"{row.rounds:.0f}",
         bits,
         f"{row.bytes_up / 1e6:.1f} / {row.bytes_down / 1e6:.1f}",

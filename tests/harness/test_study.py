@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.study import StudyRun, check_cell, write_tables
+from fragments.errors import DilocoError, SettingsError
+from harness.study import StudyRun, write_tables
+from harness.study_check import Check, check_cell
 from simulation.study.matrix import Study
 
 STUDY = Study.model_validate(
@@ -71,5 +76,53 @@ def test_a_stopped_study_keeps_what_is_finished(tmp_path: Path) -> None:
     headline = run.run(stop)
     assert len(headline.missing) == 6
     assert write_tables(STUDY, tmp_path).rows == {}
-    with pytest.raises(Exception, match="no finished cell"):
+    with pytest.raises(SettingsError, match="no finished cell"):
         check_cell("rounds_scratch", 0, tmp_path)
+
+
+def test_cells_that_cannot_be_made_are_named_and_the_others_are_made(tmp_path: Path) -> None:
+    """One of them refuses its recipe, the other takes its worker process with it."""
+    dead_and_cut = [
+        {"learner": 1, "kind": "death", "at": {"step": 2}},
+        {"learner": 1, "kind": "partition", "at": {"step": 4}, "until": {"step": 9}},
+    ]
+    rows = [
+        {"name": "cut", "world": {"befalls": dead_and_cut}, "seeds": [0]},
+        {"name": "ends", "spec": {"program": {"factory": "tests.harness.factory:ending"}}},
+        {"name": "good"},
+    ]
+    study = Study.model_validate(STUDY.model_dump() | {"rows": rows, "versus": {}})
+    lines: list[str] = []
+    run = StudyRun(study, tmp_path, "the command", lines.append, 1, tmp_path / "cache")
+    with pytest.raises(DilocoError) as raised:
+        run.run(threading.Event())
+    said = str(raised.value)
+    assert "cut_scratch seed 0: world.befalls: something is to befall island-01" in said
+    for seed in (0, 1):
+        assert f"ends_scratch seed {seed}: its worker process has ended (exit code 7)" in said
+    table = json.loads((tmp_path / "small.json").read_text())
+    assert table["rows"]["good_scratch"]["seeds"] == [0, 1]
+    assert len(table["missing"]) == 3
+
+
+def _check(**found: Any) -> Check:
+    as_recorded = Check("small", "a", 0, True, 2.0, 2.0, "here", "here", 1.0)
+    return replace(as_recorded, **found)
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        ({}, None),
+        ({"digest_equal": False}, "weights differ"),
+        ({"loss": 2.0000001}, "their loss is another"),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": 2.019}, None),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": 1.981}, None),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": 2.021}, "more than 1%"),
+        ({"isa": "elsewhere", "digest_equal": False, "loss": math.nan}, "more than 1%"),
+        ({"loss": math.nan, "loss_recorded": math.nan}, None),
+    ],
+)
+def test_what_is_not_as_recorded_is_a_fault(found: dict[str, Any], fault: str | None) -> None:
+    said = _check(**found).fault
+    assert said is None if fault is None else said is not None and fault in said

@@ -7,32 +7,20 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragments.records import Report, Role
+from fragments.records import Report
 from outer_server.core import clock
-from outer_server.core.state import Base, LearnerRecord, RunState, new_state
+from outer_server.core.state import LearnerRecord, RunState, new_state
+from tests.support.records import learner_record
 from tests.support.tiny import tiny_spec
 
 
-def _learner(name: str, position: int, *, live: bool = True) -> LearnerRecord:
-    return LearnerRecord(
-        name=name,
-        role=Role.LEARNER,
-        token=1,
-        incarnation=name,
-        shard_index=0,
-        live=live,
-        left=False,
-        position=position,
-        report=Report(0, 0, 0),
-        heard_at_s=0.0,
-        stepped_at_s=0.0,
-        bases=(Base(), Base()),
-    )
+def _stepping(name: str, position: int, *, live: bool = True) -> LearnerRecord:
+    return learner_record(name, position=position, live=live, stepped_at_s=0.0)
 
 
 def _state(positions: dict[str, int], *, quorum: int = 1, step: int = 0) -> RunState:
     state = new_state(tiny_spec(quorum=quorum), ["", ""], generation=1)
-    learners = {name: _learner(name, position) for name, position in positions.items()}
+    learners = {name: _stepping(name, position) for name, position in positions.items()}
     return replace(state, learners=learners, global_step=step)
 
 
@@ -47,7 +35,7 @@ def test_the_global_step_is_the_kth_largest_position() -> None:
 
 def test_after_the_fastest_dies_the_survivors_next_step_counts_at_once() -> None:
     state = _state({"fast": 40, "b": 10, "c": 9}, step=40)
-    state = replace(state, learners={**state.learners, "fast": _learner("fast", 40, live=False)})
+    state = replace(state, learners={**state.learners, "fast": _stepping("fast", 40, live=False)})
     state = clock.advance(state, 0.0)
     assert state.global_step == 40
     assert (state.learners["b"].position, state.learners["c"].position) == (40, 39)

@@ -7,21 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from fragments.records import ContributionKey, Phase, Report, Role, Version
+from fragments.records import ContributionKey, Phase, Version
 from fragments.runspec import ClosingSettings
 from outer_server.core import close
 from outer_server.core.close import GRANULARITY_S, Verdict
 from outer_server.core.state import (
     Averages,
-    Base,
     ContributionMeta,
     FragmentState,
-    LearnerRecord,
     Round,
     RunState,
     Timing,
     new_state,
 )
+from tests.support.records import learner_record
 from tests.support.tiny import tiny_spec
 
 KNOWN = Timing(mean_s=1.0, deviation_s=0.25, samples=9)
@@ -35,23 +34,6 @@ def test_deadlines_are_smoothed_as_in_rfc_6298() -> None:
     assert (timing.mean_s, timing.deviation_s) == (2.25, 1.25)
     assert close.deadline_s(timing) == 2.25 + 4 * 1.25 + GRANULARITY_S
     assert close.deadline_s(Timing()) == math.inf
-
-
-def _learner(name: str, timing: Timing) -> LearnerRecord:
-    return LearnerRecord(
-        name=name,
-        role=Role.LEARNER,
-        token=1,
-        incarnation=name,
-        shard_index=0,
-        live=True,
-        left=False,
-        position=0,
-        report=Report(0, 0, 0),
-        heard_at_s=0.0,
-        bases=(Base(), Base()),
-        timing=timing,
-    )
 
 
 def _meta(learner: str, base: int = 0) -> ContributionMeta:
@@ -71,7 +53,7 @@ def _state(
         answered=frozenset(answered),
     )
     fragment = FragmentState(round=round_, arrived=tuple(_meta(name) for name in answered))
-    learners = {name: _learner(name, timing) for name, timing in timings.items()}
+    learners = {name: learner_record(name, timing=timing) for name, timing in timings.items()}
     return replace(state, learners=learners).with_fragment(0, fragment), round_
 
 

@@ -59,3 +59,40 @@ def test_the_order_of_arrival_changes_nothing(
     order = merge_order(0, 3, metas, 2.0)
     assert merge_order(0, 3, shuffled, 2.0) == order
     assert sum(p.share for p in order.participants) == pytest.approx(1.0)
+
+
+OUT_OF_REACH = 1e12
+"""A weight bound that bounds nothing here."""
+
+
+def _shares(metas: list[ContributionMeta], bound: float) -> dict[str, float]:
+    return {p.learner: p.share for p in merge_order(0, 3, metas, bound).participants}
+
+
+@given(
+    half=st.tuples(st.integers(1, 100), st.integers(1, 10_000)),
+    others=st.lists(st.tuples(st.integers(1, 100), st.integers(1, 10_000)), max_size=4),
+)
+def test_a_learner_replaced_by_two_halves_has_their_share(
+    half: tuple[int, int], others: list[tuple[int, int]]
+) -> None:
+    """Two with half its tokens and half its steps each: under the average nothing changes."""
+    steps, tokens = half
+    rest = [_meta(f"other{index}", 3, *one) for index, one in enumerate(others)]
+    whole = _shares([_meta("a", 3, 2 * steps, 2 * tokens), *rest], OUT_OF_REACH)
+    halves = _shares(
+        [_meta("a1", 3, steps, tokens), _meta("a2", 3, steps, tokens), *rest], OUT_OF_REACH
+    )
+    assert halves["a1"] == halves["a2"]
+    assert halves["a1"] + halves["a2"] == pytest.approx(whole["a"])
+    for meta in rest:
+        assert halves[meta.key.learner] == pytest.approx(whole[meta.key.learner])
+
+
+def test_the_bound_counts_learners_so_halves_are_not_a_whole_to_it() -> None:
+    # Whole: 1000 and 400, the lower median 400, so that 1000 counts as 800 of 1200.
+    whole = _shares([_meta("a", 3, 10, 100), _meta("b", 3, 4, 40)], 2.0)
+    assert whole == pytest.approx({"a": 800 / 1200, "b": 400 / 1200})
+    # Halves: 500, 500 and 400, the median 500, and nobody is above 1000.
+    halves = _shares([_meta("a1", 3, 5, 50), _meta("a2", 3, 5, 50), _meta("b", 3, 4, 40)], 2.0)
+    assert halves == pytest.approx({"a1": 500 / 1400, "a2": 500 / 1400, "b": 400 / 1400})

@@ -154,6 +154,35 @@ def test_a_recipe_gives_the_same_bits_again(kind: str, tmp_path: Path) -> None:
     assert len(list((tmp_path / "one").iterdir())) == 1
 
 
+def test_a_checkpoint_of_other_code_or_another_processor_is_made_again(tmp_path: Path) -> None:
+    study = _study(rows=[{"name": "a"}], starts=["warm"], warm={"tokens": 64, "learners": 2})
+    recipe = plan(study)[0].recipes[0]
+    for who, checkpoints in (("one", 1), ("one", 1), ("other", 2)):
+        run_recipe(recipe, _load, tmp_path, who)
+        assert len(list(tmp_path.iterdir())) == checkpoints
+
+
+def test_a_cell_does_not_count_once_a_default_of_its_recipe_has_changed(tmp_path: Path) -> None:
+    store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
+    assert recipe.completed["spec"]["staleness_bound"] == 4
+    cell = _cell("a_scratch", recipe, 2.5)
+
+    def counts(**spec: Any) -> bool:
+        now = recipe.completed
+        then = {**now, "spec": {**now["spec"], **spec}}
+        store.write(cell.model_copy(update={"completed": then}))
+        found = store.finished("small", "a_scratch", recipe) is not None
+        assert found == bool(store.by_recipe())
+        return found
+
+    assert counts()
+    assert not counts(staleness_bound=3)
+    assert not counts(gone_since=1)
+    # What is new since then, or older than the record, says nothing against it.
+    assert cell.model_copy(update={"completed": {"spec": {"quorum": 1}}}).is_current
+    assert cell.is_current
+
+
 def test_finished_cells_are_kept_and_others_recipes_do_not_count(tmp_path: Path) -> None:
     store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
     assert store.finished("small", "a_scratch", recipe) is None
@@ -165,6 +194,29 @@ def test_finished_cells_are_kept_and_others_recipes_do_not_count(tmp_path: Path)
     assert store.finished("small", "a_scratch", changed) is None
     with pytest.raises(SettingsError, match="no finished cell of row a_scratch and seed 7"):
         store.find("a_scratch", 7)
+
+
+def test_the_study_that_is_meant_is_the_one_named_or_the_headline(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    recipe, longer = plan(_study())[0].recipes[0], plan(_study(world={"jitter": 0.5}))[0].recipes[0]
+    store.write(_cell("a", recipe, 2.5))
+    store.write(_cell("a", recipe, 2.5).model_copy(update={"study": "twin"}))
+    assert store.find("a", 0).recipe_digest == recipe.digest
+    store.write(_cell("a", longer, 2.0).model_copy(update={"study": "longer"}))
+    with pytest.raises(SettingsError, match=r"several studies \(longer, small, twin\)"):
+        store.find("a", 0)
+    assert store.find("a", 0, "longer").result.loss == 2.0
+    with pytest.raises(SettingsError, match="no study no_such is under"):
+        store.find("a", 0, "no_such")
+    with pytest.raises(SettingsError, match=r"row a and seed 1 under .*longer"):
+        store.find("a", 1, "longer")
+    store.write(_cell("a", longer, 1.5).model_copy(update={"study": "headline"}))
+    assert store.find("a", 0).result.loss == 1.5
+
+
+def test_the_cell_of_the_documented_example_is_found_in_the_results_of_this_repository() -> None:
+    results = Path(__file__).parents[2] / "docs" / "results"
+    assert Store(results / "cells").find("decoupled_equal", 0).study == "headline"
 
 
 def test_a_run_is_found_by_its_recipe_whatever_its_row_is_called(tmp_path: Path) -> None:
@@ -203,6 +255,19 @@ def test_the_table_is_paired_by_seed() -> None:
     assert table.missing == ()
     text = markdown(table)
     assert "| `a_scratch` | 2 | 2.5550 ± 0.7566 | +2.00 ± 12.71 | 0.800 ± 1.271 |" in text
+
+
+def test_data_parallel_has_a_time_only_where_its_gradients_take_some() -> None:
+    for link, is_timed in (({"upload_steps": 0.3}, False), ({"up_mbit_s": 1.0}, True)):
+        rows = plan(_study(world={"speeds": [1, 1], "link": link}))
+        cells = {row.name: {0: _cell(row.name, row.recipes[0], 2.0)} for row in rows}
+        table = summarise(_study(), rows, cells)
+        dp, rounds = table.rows["dp_scratch"], table.rows["a_scratch"]
+        assert (rounds.goodput, rounds.virtual_s) == (1.0, 5.0)
+        assert (dp.goodput, dp.virtual_s) == ((1.0, 5.0) if is_timed else (None, None))
+        line = next(line for line in markdown(table).splitlines() if "`dp_scratch`" in line)
+        assert ("| 100.0 | 80.0 | 0.000 | 5 |" in line) == is_timed
+        assert ("| - | 80.0 | 0.000 | - |" in line) != is_timed
 
 
 def test_bits_are_drawn_for_the_runs_that_have_rounds(tmp_path: Path) -> None:
