@@ -69,9 +69,10 @@ class WirePlan:
     def spec(self) -> RunSpec:
         """The run: fragments follow one another as fast as they are adopted.
 
-        A slot falls at every step, and steps cost nothing; a learner pauses when a fragment that it
-        holds has been due for `in_flight` steps. With a quorum of one the clock follows the fastest
-        learner; a round waits all the same until every asked learner has answered.
+        A slot falls at every step, and steps cost nothing but a moment; a learner pauses when a
+        fragment that it holds has been due for `in_flight` steps. With a quorum of one the clock
+        follows the fastest learner; a round waits all the same until every asked learner has
+        answered.
         """
         tensors = self.fragments * _TENSORS_PER_FRAGMENT
         return RunSpec(

@@ -20,6 +20,10 @@ _LOOK_S = 0.5
 """Between two looks at what is merged: each costs the server a connection."""
 _TELL_S = 5.0
 
+_STEP_S = 0.01
+"""A learner's step: with steps that take no time one learner would run through many slots at once,
+whose rounds the other one then misses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -52,7 +56,7 @@ class Session:
             cluster.start_compiling()
             self._address = cluster.serve()
             for name in plan.names:
-                cluster.learn(Island(name, 0.0))
+                cluster.learn(Island(name, _STEP_S))
             lap = plan.fragments
             self._await_merged(cluster, plan.warm_up_laps * lap, "warming up")
             begin = self._read(cluster)
