@@ -23,8 +23,9 @@ PRESETS = {
         spec=RunSpec(
             budget_tokens=960_000,
             fragments=4,
-            # About 40 rounds a fragment: too few for a high momentum to pay back (in a rehearsal
-            # .5/.8 ended at 2.85 bits per byte, .7/.3 at 2.60).
+            # About 40 rounds a fragment from random weights. The outer step is one rehearsal's
+            # (2.60 bits per byte; .5/.8 ended at 2.85), no study's: those of the outer step begin
+            # warm, and there .5/.8 is the best at 25 and 50 rounds, or level with it.
             sync_interval=(
                 IntervalStage(from_share=0.0, steps=4),
                 IntervalStage(from_share=0.1, steps=12),
