@@ -27,6 +27,12 @@ demo: $(INSTALLED) ## Train one model on three islands, with live progress; unde
 test: $(INSTALLED) ## Run the whole test suite
 	$(BIN)/pytest -n 2 --dist loadgroup
 
+.PHONY: soak
+soak: $(INSTALLED) ## Send 100,000 hostile pushes to a server; some 10 minutes; the log is kept
+	mkdir -p runs
+	$(BIN)/python -m tests.soak > runs/soak.md
+	mv runs/soak.md docs/results/soak.md
+
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, types, layers between rooms, and protos
 	$(BIN)/ruff check .

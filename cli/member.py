@@ -12,6 +12,7 @@ from cli.process import MemberSettings
 from fragments.errors import SettingsError
 from fragments.records import Phase, RunDescription
 from fragments.runspec import RunSpec
+from harness.memory import keep_trim
 from harness.programs import load_program
 from learner.program import Program
 from services.client.outer import GrpcLink
@@ -67,6 +68,7 @@ def joined(settings: MemberSettings, cap_up_mbit: float | None = None) -> Iterat
             yield None
             return
         spec = RunSpec.model_validate_json(description.run_spec_json)
+        keep_trim()
         program = load_program(spec, settings.data)
         if not settings.other_data:
             _check_data(spec, program)

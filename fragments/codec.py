@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, UInt16
 
 from fragments.layout import FragmentLayout
+from fragments.memory import empty, is_in_memory, on_device, subtract
 from fragments.payload import (
     BF16_CODEC,
     F32_CODEC,
@@ -62,16 +63,11 @@ class Codec:
         valid_B: Int32[Array, " B"],
         step_fraction: Float[Array, ""] | float,
     ) -> Quantized:
-        """A difference as symbols and steps; arguments as `quantize`. May be called under jit."""
-        match self.kind:
-            case "int8" | "absmax":
-                fraction = step_fraction if self.kind == "int8" else 0.0
-                quantized: Quantized = quantize(x_BxN, valid_B, fraction)
-                return quantized
-            case "bf16":
-                return _plain(_round_to_bfloat16(x_BxN), valid_B)
-            case "f32":
-                return _plain(x_BxN, valid_B)
+        """A difference as symbols and steps; arguments as `quantize`. Compiled once for equal
+        codecs; may be called under jit.
+        """
+        quantized: Quantized = _reduce(self, x_BxN, valid_B, step_fraction)
+        return quantized
 
     def difference(
         self,
@@ -80,9 +76,13 @@ class Codec:
         valid_B: Int32[Array, " B"],
         step_fraction: float,
     ) -> Quantized:
-        """one - two, reduced; compiled once for equal codecs."""
-        quantized: Quantized = _difference(self, one_BxN, two_BxN, valid_B, step_fraction)
-        return quantized
+        """one - two, reduced."""
+        if not (is_in_memory(one_BxN) and is_in_memory(two_BxN)):
+            return self.reduce(one_BxN - two_BxN, valid_B, step_fraction)
+        made_BxN = empty(one_BxN.shape, np.float32)
+        one, two = np.asarray(one_BxN).reshape(-1), np.asarray(two_BxN).reshape(-1)
+        subtract(one, two, made_BxN.reshape(-1))
+        return self.reduce(on_device(made_BxN), valid_B, step_fraction)
 
     def encode(
         self, fragment: FragmentLayout, symbols: Symbols, step_bits: UInt16[Array, " B"]
@@ -123,14 +123,21 @@ class Codec:
 
 
 @partial(jax.jit, static_argnums=0)
-def _difference(
+def _reduce(
     codec: Codec,
-    one_BxN: Float32[Array, "B N"],
-    two_BxN: Float32[Array, "B N"],
+    x_BxN: Float32[Array, "B N"],
     valid_B: Int32[Array, " B"],
     step_fraction: Float[Array, ""] | float,
 ) -> Quantized:
-    return codec.reduce(one_BxN - two_BxN, valid_B, step_fraction)
+    match codec.kind:
+        case "int8" | "absmax":
+            fraction = step_fraction if codec.kind == "int8" else 0.0
+            quantized: Quantized = quantize(x_BxN, valid_B, fraction)
+            return quantized
+        case "bf16":
+            return _plain(_round_to_bfloat16(x_BxN), valid_B)
+        case "f32":
+            return _plain(x_BxN, valid_B)
 
 
 def _plain(x_BxN: Float32[Array, "B N"], valid_B: Int32[Array, " B"]) -> Quantized:

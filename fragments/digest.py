@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, UInt32
 
+from fragments.compiled import compiled
+from fragments.memory import is_in_memory
+
 # Odd, so that multiplying by them and by the odd position weights is a bijection of uint32.
 _LINEAR_MULTIPLIER = 0x9E3779B1
 _MIXED_MULTIPLIER = 0x85EBCA77
@@ -28,12 +31,6 @@ def digest_blocks(blocks_BxN: Float32[Array, "B N"]) -> UInt32[Array, " 2"]:
     order of summation: every device gets the same.
     """
     bits_BxN = jax.lax.bitcast_convert_type(blocks_BxN, jnp.uint32)
-    sums: Array = jax.lax.platform_dependent(bits_BxN, cpu=_row_by_row, default=_all_at_once)
-    return sums
-
-
-def _all_at_once(bits_BxN: UInt32[Array, "B N"]) -> UInt32[Array, " 2"]:
-    """The sums as the formula says, for devices with many threads."""
     row_BxN = jax.lax.broadcasted_iota(jnp.uint32, bits_BxN.shape, 0)
     column_BxN = jax.lax.broadcasted_iota(jnp.uint32, bits_BxN.shape, 1)
     position_BxN = row_BxN * jnp.uint32(bits_BxN.shape[1]) + column_BxN
@@ -43,33 +40,48 @@ def _all_at_once(bits_BxN: UInt32[Array, "B N"]) -> UInt32[Array, " 2"]:
     return jnp.stack([jnp.sum(linear_BxN, dtype=jnp.uint32), jnp.sum(mixed_BxN, dtype=jnp.uint32)])
 
 
-def _row_by_row(bits_BxN: UInt32[Array, "B N"]) -> UInt32[Array, " 2"]:
-    """The same sums at half the cost on a processor: what a row and a column add to a weight is
-    computed once, constants are multiplied last, and a row stays in the first cache.
-    """
-    rows, width = bits_BxN.shape
-    column_N = jnp.arange(width, dtype=jnp.uint32) * jnp.uint32(2)
-    weight_N = (column_N + jnp.uint32(1)) * jnp.uint32(_MIXED_MULTIPLIER)
-    first_B = jnp.arange(rows, dtype=jnp.uint32) * jnp.uint32(2 * width)
-
-    def add_row(
-        sums: tuple[Array, Array], row: tuple[Array, Array]
-    ) -> tuple[tuple[Array, Array], None]:
-        bits_N, first = row
-        linear = (first + jnp.uint32(1)) * jnp.sum(bits_N, dtype=jnp.uint32)
-        linear += jnp.sum(bits_N * column_N, dtype=jnp.uint32)
-        mixed_N = _murmur3_mix(bits_N * (weight_N + first * jnp.uint32(_MIXED_MULTIPLIER)))
-        return (sums[0] + linear, sums[1] + jnp.sum(mixed_N, dtype=jnp.uint32)), None
-
-    nothing = (jnp.uint32(0), jnp.uint32(0))
-    (linear, mixed), _ = jax.lax.scan(add_row, nothing, (bits_BxN, first_B))
-    return jnp.stack([linear * jnp.uint32(_LINEAR_MULTIPLIER), mixed])
-
-
 def digest_hex(blocks_BxN: Float32[Array, "B N"] | Float32[np.ndarray, "B N"]) -> str:
-    """`digest_blocks` as 16 hex digits. Waits for the device."""
-    linear, mixed = (int(word) for word in np.asarray(digest_blocks(blocks_BxN)))
+    """`digest_blocks` as 16 hex digits, taken where the value lives. Waits for the device."""
+    if is_in_memory(blocks_BxN):
+        return words_hex(digest_in_memory(np.asarray(blocks_BxN).view(np.uint32)))
+    return words_hex(np.asarray(digest_blocks(blocks_BxN)))
+
+
+def words_hex(words: Iterable[int | np.uint32]) -> str:
+    """The two sums as 16 hex digits."""
+    linear, mixed = (int(word) for word in words)
     return f"{linear:08x}{mixed:08x}"
+
+
+@compiled
+def _murmur3_mix_one(x: np.uint32) -> np.uint32:
+    """`_murmur3_mix` of one word."""
+    x = np.uint32(np.uint32(x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+    x = np.uint32(np.uint32(x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@compiled
+def digest_in_memory(bits_BxN: UInt32[np.ndarray, "B N"]) -> tuple[np.uint32, np.uint32]:
+    """The sums of `digest_blocks`, in a loop over the values' bits."""
+    linear = mixed = np.uint32(0)
+    for i in range(len(bits_BxN)):
+        row_linear, row_mixed = digest_row(bits_BxN[i], i)
+        linear, mixed = np.uint32(linear + row_linear), np.uint32(mixed + row_mixed)
+    return linear, mixed
+
+
+@compiled
+def digest_row(bits_N: UInt32[np.ndarray, " N"], row: int) -> tuple[np.uint32, np.uint32]:
+    """What the row of that number adds to the two sums."""
+    width = len(bits_N)
+    linear = mixed = np.uint32(0)
+    for j in range(width):
+        odd = np.uint32(2 * (row * width + j) + 1)
+        linear = np.uint32(linear + np.uint32(bits_N[j] * odd))
+        weighted = np.uint32(bits_N[j] * np.uint32(odd * np.uint32(_MIXED_MULTIPLIER)))
+        mixed = np.uint32(mixed + _murmur3_mix_one(weighted))
+    return np.uint32(linear * np.uint32(_LINEAR_MULTIPLIER)), mixed
 
 
 def combine(fragments: Iterable[tuple[int, int, int, str]]) -> str:

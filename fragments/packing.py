@@ -15,12 +15,12 @@ Symbols beyond the end of a row are 0. Shape letters: B rows, N symbols per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int8, Int64, UInt8
+from jaxtyping import Int8, Int64, UInt8
 
+from fragments.compiled import compiled
 from fragments.errors import PayloadError
 
 TRITS, NIBBLES, WIDE = 0, 1, 2
@@ -35,19 +35,13 @@ _PROBE, _PROBE_ESCAPED = 256, 32
 most rows are plainly no trits."""
 
 _ESCAPE = -8
-_NIBBLE = np.uint8(4)
 _LOW = np.uint8(15)
-_ESCAPE_LOW = np.uint8(8)
+_ESCAPED_LOW = np.uint8(8)
 GROUP = 5
 """Trits in a byte."""
 
 ESCAPED_GROUP = 3**GROUP
 """The byte for a group that is escaped."""
-
-_ROWS_AT_ONCE = 64
-"""A quarter of a MiB at the usual block: what is being packed stays in the core's cache."""
-
-_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,177 +63,226 @@ def row_bytes(form: int, width: int) -> int:
 
 def pack(codes_BxN: Int8[np.ndarray, "B N"]) -> Packed:
     """Packs symbols in -127..127. The same array always gives the same."""
-    forms_B, beyond = _choose_forms(codes_BxN)
-    trits, trit_escapes = _pack_trits(_rows_of(TRITS, forms_B, codes_BxN))
-    nibbles, nibble_escapes = _pack_nibbles(_rows_of(NIBBLES, forms_B, codes_BxN), forms_B, beyond)
-    wide = _rows_of(WIDE, forms_B, codes_BxN)
-    return Packed(forms_B, trits, trit_escapes, nibbles, wide, nibble_escapes)
+    rows, width = codes_BxN.shape
+    forms_B, escaped_B = np.empty(rows, np.uint8), np.empty(rows, np.int64)
+    _choose_forms(codes_BxN, forms_B, escaped_B)
+    is_trits, is_nibbles = forms_B == TRITS, forms_B == NIBBLES
+    trits = np.empty((np.count_nonzero(is_trits), row_bytes(TRITS, width)), np.uint8)
+    trit_escapes = np.empty((escaped_B[is_trits].sum(), GROUP), np.int8)
+    _pack_trits(codes_BxN, forms_B, escaped_B, trits, trit_escapes)
+    nibbles = np.empty((np.count_nonzero(is_nibbles), row_bytes(NIBBLES, width)), np.uint8)
+    nibble_escapes = np.empty(escaped_B[is_nibbles].sum(), np.int8)
+    _pack_nibbles(codes_BxN, forms_B, escaped_B, nibbles, nibble_escapes)
+    return Packed(forms_B, trits, trit_escapes, nibbles, codes_BxN[forms_B == WIDE], nibble_escapes)
 
 
 def unpack(packed: Packed, out_BxN: Int8[np.ndarray, "B N"]) -> None:
     """Undoes `pack`, into `out_BxN`. Raises PayloadError for what does not fit together."""
-    if (packed.forms_B == NIBBLES).all():
-        _unpack_nibbles(packed, out_BxN)
-        return
-    for form, unpack_form in ((TRITS, _unpack_trits), (NIBBLES, _unpack_nibbles)):
-        here = packed.forms_B == form
-        rows_BxN = np.empty((np.count_nonzero(here), out_BxN.shape[1]), np.int8)
-        unpack_form(packed, rows_BxN)
-        out_BxN[here] = rows_BxN
     out_BxN[packed.forms_B == WIDE] = packed.wide
+    if (packed.trits > ESCAPED_GROUP).any():
+        raise PayloadError("the payload has a byte that is no group of trits")
+    escapes = packed.nibble_escapes
+    beyond = _unpack_trits(packed.trits, packed.trit_escapes, packed.forms_B, out_BxN)
+    found, beyond_nibbles = _unpack_nibbles(packed.nibbles, escapes, packed.forms_B, out_BxN)
+    if beyond or beyond_nibbles:
+        raise PayloadError("the payload has a symbol beyond the end of a block")
+    if found != len(escapes):
+        raise PayloadError(
+            f"the payload lists {len(escapes)} escaped symbols, where there are {found}"
+        )
 
 
-_Positions = tuple[Int64[np.ndarray, " found"], Int64[np.ndarray, " found"]]
+@compiled
+def _is_outside(symbol: np.int8, bound: int) -> np.bool_:
+    """Whether a symbol lies outside -bound..bound."""
+    return np.uint8(np.uint8(symbol) + np.uint8(bound)) > np.uint8(2 * bound)
 
 
+@compiled
+def _count_outside(symbols_N: Int8[np.ndarray, " N"], bound: int) -> int:
+    count = 0
+    for symbol in symbols_N:
+        count += int(_is_outside(symbol, bound))
+    return count
+
+
+@compiled
+def _mark_escaped(symbols_N: Int8[np.ndarray, " N"], marks: UInt8[np.ndarray, " fifth"]) -> int:
+    """Marks with 1 the groups of a row of trits that are escaped; returns how many."""
+    size = len(marks)
+    marks[:] = np.uint8(0)
+    for start in range(0, len(symbols_N), size):
+        for j in range(min(size, len(symbols_N) - start)):
+            marks[j] |= np.uint8(_is_outside(symbols_N[start + j], _MAX_TRIT))
+    count = 0
+    for mark in marks:
+        count += mark
+    return count
+
+
+@compiled
 def _choose_forms(
     codes_BxN: Int8[np.ndarray, "B N"],
-) -> tuple[UInt8[np.ndarray, " B"], _Positions]:
-    """The form of each row, and where the symbols are that fit no nibble."""
-    width = codes_BxN.shape[1]
-    beyond = _positions(codes_BxN, _is_beyond_nibble)
-    forms_B = np.full(len(codes_BxN), NIBBLES, np.uint8)
-    escaped_B = np.bincount(beyond[0], minlength=len(codes_BxN))
-    forms_B[escaped_B * _NIBBLE_ESCAPED > width] = WIDE
-    probed = _outside(codes_BxN[:, :_PROBE], _MAX_TRIT)
-    likely = np.flatnonzero(np.count_nonzero(probed, axis=1) * _PROBE_ESCAPED <= probed.shape[1])
-    outside = np.count_nonzero(_outside(codes_BxN[likely], _MAX_TRIT), axis=1)
-    forms_B[likely[outside * _TRIT_ESCAPED <= width]] = TRITS
-    return forms_B, beyond
+    forms_B: UInt8[np.ndarray, " B"],
+    escaped_B: Int64[np.ndarray, " B"],
+) -> None:
+    """The form of each row, and how many groups (trits) or symbols (nibbles) of it are escaped."""
+    rows, width = codes_BxN.shape
+    marks = np.empty((width + GROUP - 1) // GROUP, np.uint8)
+    probed = min(width, _PROBE)
+    for i in range(rows):
+        symbols_N = codes_BxN[i]
+        is_likely = _count_outside(symbols_N[:probed], _MAX_TRIT) * _PROBE_ESCAPED <= probed
+        if is_likely and _count_outside(symbols_N, _MAX_TRIT) * _TRIT_ESCAPED <= width:
+            forms_B[i], escaped_B[i] = TRITS, _mark_escaped(symbols_N, marks)
+            continue
+        escaped_B[i] = _count_outside(symbols_N, _MAX_NIBBLE)
+        forms_B[i] = NIBBLES if escaped_B[i] * _NIBBLE_ESCAPED <= width else WIDE
 
 
+@compiled
 def _pack_trits(
     codes_BxN: Int8[np.ndarray, "B N"],
-) -> tuple[UInt8[np.ndarray, "B fifth"], Int8[np.ndarray, "groups 5"]]:
-    size = row_bytes(TRITS, codes_BxN.shape[1])
-    packed = np.zeros((len(codes_BxN), size), np.uint8)
-    escapes = [np.zeros((0, GROUP), np.int8)]
-    for rows in _groups(len(codes_BxN)):
-        fifths = _fifths(codes_BxN[rows], size)
-        bytes_ = packed[rows]
-        for fifth in reversed(fifths):
-            bytes_ *= np.uint8(3)
-            bytes_ += (fifth + np.int8(1)).view(np.uint8)
-        most = np.maximum.reduce((fifths + np.int8(1)).view(np.uint8))
-        escaped = most > np.uint8(2)
-        bytes_[escaped] = ESCAPED_GROUP
-        escapes.append(fifths[:, escaped].T)
-    return packed, np.concatenate(escapes)
+    forms_B: UInt8[np.ndarray, " B"],
+    escaped_B: Int64[np.ndarray, " B"],
+    packed: UInt8[np.ndarray, "trits fifth"],
+    escapes: Int8[np.ndarray, "groups 5"],
+) -> None:
+    width, size = codes_BxN.shape[1], packed.shape[1]
+    marks = np.empty(size, np.uint8)
+    row = listed = 0
+    for i in range(len(forms_B)):
+        if forms_B[i] != TRITS:
+            continue
+        symbols_N, bytes_ = codes_BxN[i], packed[row]
+        row += 1
+        bytes_[:] = np.uint8(0)
+        for k in range(GROUP - 1, -1, -1):
+            start = k * size
+            there = max(0, min(size, width - start))
+            for j in range(there):
+                bytes_[j] = bytes_[j] * np.uint8(3) + np.uint8(symbols_N[start + j] + np.int8(1))
+            for j in range(there, size):
+                bytes_[j] = bytes_[j] * np.uint8(3) + np.uint8(1)
+        if escaped_B[i] == 0:
+            continue
+        _mark_escaped(symbols_N, marks)
+        for j in range(size):
+            if marks[j]:
+                bytes_[j] = ESCAPED_GROUP
+                for k in range(GROUP):
+                    column = j + k * size
+                    escapes[listed, k] = symbols_N[column] if column < width else np.int8(0)
+                listed += 1
 
 
-def _fifths(codes_BxN: Int8[np.ndarray, "B N"], size: int) -> Int8[np.ndarray, "5 B fifth"]:
-    """The rows in five parts, one after the other, with zeros beyond their end."""
-    fifths = np.zeros((GROUP, len(codes_BxN), size), np.int8)
-    for k in range(GROUP):
-        part = codes_BxN[:, k * size : (k + 1) * size]
-        fifths[k, :, : part.shape[1]] = part
-    return fifths
-
-
-def _unpack_trits(packed: Packed, out_BxN: Int8[np.ndarray, "B N"]) -> None:
-    width = out_BxN.shape[1]
-    size = row_bytes(TRITS, width)
-    start = 0
-    for rows in _groups(len(out_BxN)):
-        trits = packed.trits[rows]
-        escaped = trits == ESCAPED_GROUP
-        if (trits > ESCAPED_GROUP).any():
-            raise PayloadError("the payload has a byte that is no group of trits")
-        stop = start + int(np.count_nonzero(escaped))
+@compiled
+def _unpack_trits(
+    packed: UInt8[np.ndarray, "trits fifth"],
+    escapes: Int8[np.ndarray, "groups 5"],
+    forms_B: UInt8[np.ndarray, " B"],
+    out_BxN: Int8[np.ndarray, "B N"],
+) -> int:
+    """As many escapes are listed as there are escaped groups. Returns how many symbols are not
+    zero beyond the end of a row.
+    """
+    width, size = out_BxN.shape[1], packed.shape[1]
+    trits = np.empty(size, np.uint8)
+    row = listed = beyond = 0
+    for i in range(len(forms_B)):
+        if forms_B[i] != TRITS:
+            continue
+        symbols_N, bytes_ = out_BxN[i], packed[row]
+        row += 1
+        trits[:] = bytes_
         for k in range(GROUP):
-            trits, fifth = _next_trit(trits)
-            fifth[escaped] = packed.trit_escapes[start:stop, k]
-            part = out_BxN[rows, k * size : (k + 1) * size]
-            part[:] = fifth[:, : part.shape[1]]
-            _check_nothing_beyond(fifth[:, part.shape[1] :])
-        start = stop
+            start = k * size
+            there = max(0, min(size, width - start))
+            for j in range(there):
+                rest = trits[j] // np.uint8(3)
+                symbols_N[start + j] = np.int8(trits[j] - rest * np.uint8(3)) - np.int8(1)
+                trits[j] = rest
+            for j in range(there, size):
+                rest = trits[j] // np.uint8(3)
+                is_zero = trits[j] - rest * np.uint8(3) == np.uint8(1)
+                beyond += not is_zero and bytes_[j] != ESCAPED_GROUP
+                trits[j] = rest
+        for j in range(size):
+            if bytes_[j] == ESCAPED_GROUP:
+                for k in range(GROUP):
+                    column = j + k * size
+                    if column < width:
+                        symbols_N[column] = escapes[listed, k]
+                    else:
+                        beyond += escapes[listed, k] != 0
+                listed += 1
+    return beyond
 
 
-def _next_trit(
-    trits: UInt8[np.ndarray, "B fifth"],
-) -> tuple[UInt8[np.ndarray, "B fifth"], Int8[np.ndarray, "B fifth"]]:
-    """What is left without the last trit, and that trit as a symbol."""
-    rest = trits // np.uint8(3)
-    return rest, (trits - rest * np.uint8(3)).view(np.int8) - np.int8(1)
-
-
+@compiled
 def _pack_nibbles(
-    codes_BxN: Int8[np.ndarray, "B N"], forms_B: UInt8[np.ndarray, " all"], beyond: _Positions
-) -> tuple[UInt8[np.ndarray, "B half"], Int8[np.ndarray, " escapes"]]:
-    size = row_bytes(NIBBLES, codes_BxN.shape[1])
-    packed = np.empty((len(codes_BxN), size), np.uint8)
-    for group in _groups(len(codes_BxN)):
-        symbols = codes_BxN[group].view(np.uint8)
-        np.bitwise_and(symbols[:, :size], _LOW, out=packed[group])
-        high = symbols[:, size:] << _NIBBLE
-        packed[group, : high.shape[1]] |= high
-    is_here = forms_B == NIBBLES
-    kept = is_here[beyond[0]]
-    rows, columns = (np.cumsum(is_here) - 1)[beyond[0][kept]], beyond[1][kept]
-    is_low = columns < size
-    low, high_at = (rows[is_low], columns[is_low]), (rows[~is_low], columns[~is_low] - size)
-    packed[low] = packed[low] & ~_LOW | _ESCAPE_LOW
-    packed[high_at] = packed[high_at] & _LOW | _ESCAPE_LOW << _NIBBLE
-    return packed, codes_BxN[rows, columns]
+    codes_BxN: Int8[np.ndarray, "B N"],
+    forms_B: UInt8[np.ndarray, " B"],
+    escaped_B: Int64[np.ndarray, " B"],
+    packed: UInt8[np.ndarray, "nibbles half"],
+    escapes: Int8[np.ndarray, " escapes"],
+) -> None:
+    width, size = codes_BxN.shape[1], packed.shape[1]
+    row = listed = 0
+    for i in range(len(forms_B)):
+        if forms_B[i] != NIBBLES:
+            continue
+        symbols_N, bytes_ = codes_BxN[i], packed[row]
+        row += 1
+        for j in range(width - size):
+            high = np.uint8(symbols_N[size + j]) << np.uint8(4)
+            bytes_[j] = np.uint8(symbols_N[j]) & _LOW | np.uint8(high)
+        for j in range(width - size, size):
+            bytes_[j] = np.uint8(symbols_N[j]) & _LOW
+        if escaped_B[i] == 0:
+            continue
+        for column in range(width):
+            if _is_outside(symbols_N[column], _MAX_NIBBLE):
+                j = column % size
+                if column < size:
+                    bytes_[j] = bytes_[j] & ~_LOW | _ESCAPED_LOW
+                else:
+                    bytes_[j] = bytes_[j] & _LOW | np.uint8(_ESCAPED_LOW << np.uint8(4))
+                escapes[listed] = symbols_N[column]
+                listed += 1
 
 
-def _unpack_nibbles(packed: Packed, out_BxN: Int8[np.ndarray, "B N"]) -> None:
-    width, size = out_BxN.shape[1], row_bytes(NIBBLES, out_BxN.shape[1])
-    if width % 2:
-        _check_nothing_beyond(packed.nibbles[:, -1] >> _NIBBLE)
-    for group in _groups(len(out_BxN)):
-        low, high = out_BxN[group, :size], out_BxN[group, size:]
-        np.left_shift(packed.nibbles[group], _NIBBLE, out=low.view(np.uint8))
-        np.right_shift(low, np.int8(_NIBBLE), out=low)
-        signed = packed.nibbles[group, : width - size].view(np.int8)
-        np.right_shift(signed, np.int8(_NIBBLE), out=high)
-    rows, columns = _positions(out_BxN, _is_escape)
-    if len(rows) != len(packed.nibble_escapes):
-        raise PayloadError(f"the payload lists {len(packed.nibble_escapes)} escaped symbols, where"
-                           f" there are {len(rows)}")  # fmt: skip
-    out_BxN[rows, columns] = packed.nibble_escapes
-
-
-def _check_nothing_beyond(symbols: np.ndarray) -> None:
-    if symbols.any():
-        raise PayloadError("the payload has a symbol beyond the end of a block")
-
-
-def _rows_of(
-    form: int, forms_B: UInt8[np.ndarray, " B"], codes_BxN: Int8[np.ndarray, "B N"]
-) -> Int8[np.ndarray, "rows N"]:
-    here = forms_B == form
-    return codes_BxN if here.all() else codes_BxN[here]
-
-
-def _positions(
-    codes_BxN: Int8[np.ndarray, "B N"], is_wanted: Callable[[np.ndarray], np.ndarray]
-) -> _Positions:
-    """Rows and columns of the symbols that are wanted, all of which fit no nibble."""
-    rows, columns = [_NONE], [_NONE]
-    for group in _groups(len(codes_BxN)):
-        symbols = codes_BxN[group]
-        if symbols.size and (symbols.min() < -_MAX_NIBBLE or symbols.max() > _MAX_NIBBLE):
-            row, column = np.divmod(np.flatnonzero(is_wanted(symbols)), symbols.shape[1])
-            rows.append(row + group.start)
-            columns.append(column)
-    return np.concatenate(rows), np.concatenate(columns)
-
-
-def _outside(codes: Int8[np.ndarray, "*shape"], bound: int) -> Bool[np.ndarray, "*shape"]:
-    """Which symbols lie outside -bound..bound."""
-    outside: np.ndarray = codes.view(np.uint8) + np.uint8(bound) > np.uint8(2 * bound)
-    return outside
-
-
-def _is_beyond_nibble(codes: Int8[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-    return _outside(codes, _MAX_NIBBLE)
-
-
-def _is_escape(codes: Int8[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-    escape: np.ndarray = codes == np.int8(_ESCAPE)
-    return escape
-
-
-def _groups(rows: int) -> Iterator[slice]:
-    return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE))
+@compiled
+def _unpack_nibbles(
+    packed: UInt8[np.ndarray, "nibbles half"],
+    escapes: Int8[np.ndarray, " escapes"],
+    forms_B: UInt8[np.ndarray, " B"],
+    out_BxN: Int8[np.ndarray, "B N"],
+) -> tuple[int, int]:
+    """Returns how many escaped symbols there are, of which the first `len(escapes)` are undone,
+    and how many symbols are not zero beyond the end of a row.
+    """
+    width, size = out_BxN.shape[1], packed.shape[1]
+    row = found = beyond = 0
+    for i in range(len(forms_B)):
+        if forms_B[i] != NIBBLES:
+            continue
+        symbols_N, bytes_ = out_BxN[i], packed[row]
+        row += 1
+        for j in range(size):
+            symbols_N[j] = np.int8(np.uint8(bytes_[j] << np.uint8(4))) >> np.int8(4)
+        for j in range(width - size):
+            symbols_N[size + j] = np.int8(bytes_[j]) >> np.int8(4)
+        for j in range(width - size, size):
+            beyond += bytes_[j] > _LOW
+        escaped = 0
+        for symbol in symbols_N:
+            escaped += symbol == _ESCAPE
+        if escaped == 0:
+            continue
+        for column in range(width):
+            if symbols_N[column] == _ESCAPE:
+                if found < len(escapes):
+                    symbols_N[column] = escapes[found]
+                found += 1
+    return found, beyond

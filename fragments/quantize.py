@@ -23,8 +23,10 @@ from fragments.payload import MAX_STEP_BITS, MIN_STEP_BITS
 
 MAX_CODE = 127
 
-_SMALLEST_NORMAL_BITS = 0x00800000
-_MAGNITUDE_MASK = 0x7FFFFFFF
+SMALLEST_NORMAL_BITS = 0x00800000
+"""Bits of 2^-126."""
+
+MAGNITUDE_MASK = 0x7FFFFFFF
 
 
 Symbols = Int8[Array, "B N"] | Float32[Array, "B N"]
@@ -115,7 +117,7 @@ def flush_subnormals(x_BxN: Float32[Array, "B N"]) -> Float32[Array, "B N"]:
     subnormals.
     """
     bits_BxN = jax.lax.bitcast_convert_type(x_BxN, jnp.uint32)
-    tiny_BxN = (bits_BxN & jnp.uint32(_MAGNITUDE_MASK)) < jnp.uint32(_SMALLEST_NORMAL_BITS)
+    tiny_BxN = (bits_BxN & jnp.uint32(MAGNITUDE_MASK)) < jnp.uint32(SMALLEST_NORMAL_BITS)
     kept_BxN = jnp.where(tiny_BxN, jnp.uint32(0), bits_BxN)
     return jax.lax.bitcast_convert_type(kept_BxN, jnp.float32)
 
@@ -125,6 +127,12 @@ def step_values(step_bits_B: UInt16[Array, " B"]) -> Float32[Array, " B"]:
     return jax.lax.bitcast_convert_type(
         step_bits_B.astype(jnp.uint32) << jnp.uint32(16), jnp.float32
     )
+
+
+def step_values_in_memory(step_bits_B: UInt16[np.ndarray, " B"]) -> Float32[np.ndarray, " B"]:
+    """`step_values` of an array in memory."""
+    values_B: np.ndarray = (step_bits_B.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values_B
 
 
 def _rms(

@@ -257,7 +257,7 @@ class Adopted:
     at_step: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Update:
     """One encoded step of a fragment's broadcast copy.
 

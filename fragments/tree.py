@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Float32
 
 from fragments.errors import LayoutError
 from fragments.layout import FLOAT_DTYPES, FragmentLayout, Layout, TensorSpec
+from fragments.memory import empty, is_in_memory, on_device, subtract
 
 PathMatcher = Callable[[str], bool] | Sequence[str]
 """Chooses leaves by path: a predicate, or regular expressions of which one is found in it."""
@@ -77,11 +79,29 @@ class TreeCodec:
         leaves = self._leaves_of(tree)
         return pack_fragment(self.layout, p, [leaves[i] for i in self._positions[p]])
 
+    def progress(self, p: int, base_BxN: Float32[Array, "B N"], tree: Any) -> Float32[Array, "B N"]:
+        """base - `pack`: what training took off fragment `p` since it was `base_BxN`.
+
+        In memory in one go; elsewhere by the device. Raises LayoutError as `pack`.
+        """
+        leaves = [self._leaves_of(tree)[i] for i in self._positions[p]]
+        is_plain = all(leaf.dtype == jnp.float32 and is_in_memory(leaf) for leaf in leaves)
+        if not (is_plain and is_in_memory(base_BxN)):
+            return base_BxN - pack_fragment(self.layout, p, leaves)
+        made_BxN, bases_BxN = empty(base_BxN.shape, np.float32), np.asarray(base_BxN)
+        made_BxN[:] = 0
+        for slot, leaf in zip(self.layout.fragments[p].slots, leaves, strict=True):
+            rows = slice(slot.row_start, slot.row_stop)
+            base, made = bases_BxN[rows].reshape(-1), made_BxN[rows].reshape(-1)
+            subtract(base[: slot.size], np.asarray(leaf).reshape(-1), made[: slot.size])
+        return on_device(made_BxN)
+
     def replace(self, p: int, tree: Any, blocks_BxN: Float[Array, "B N"]) -> Any:
         """`tree` with the leaves of fragment `p` replaced from `blocks_BxN`, in their own dtype.
 
-        All other leaves are the same objects as in `tree`. Raises LayoutError when the tree's
-        structure or the value's shape is not that of the layout.
+        All other leaves are the same objects as in `tree`. Where they can be, the new ones are
+        views of the value: as long as nothing else replaces them, they take no memory. Raises
+        LayoutError when the tree's structure or the value's shape is not that of the layout.
         """
         leaves = self._leaves_of(tree)
         new_leaves = unpack_fragment(self.layout, p, blocks_BxN)
@@ -126,7 +146,8 @@ def pack_fragment(layout: Layout, p: int, leaves: Sequence[Array]) -> Float[Arra
 
 
 def unpack_fragment(layout: Layout, p: int, blocks_BxN: Float[Array, "B N"]) -> list[Array]:
-    """The leaves of fragment `p`, in the order of its slots, in their own shape and dtype.
+    """The leaves of fragment `p`, in the order of its slots, in their own shape and dtype: views of
+    the value, where it is there, in the host's memory, and of their dtype.
 
     Undoes `pack_fragment`, to the bit. Casting to a narrower dtype rounds to nearest even. May be
     called under jit.
@@ -136,7 +157,10 @@ def unpack_fragment(layout: Layout, p: int, blocks_BxN: Float[Array, "B N"]) -> 
             f"a fragment value has shape {blocks_BxN.shape}; this layout's have"
             f" {(layout.rows_padded, layout.block)}"
         )
-    return list(_unpack(layout.fragments[p], blocks_BxN))
+    fragment = layout.fragments[p]
+    if _can_be_viewed(fragment, blocks_BxN):
+        return _views(fragment, np.asarray(blocks_BxN))
+    return list(_unpack(fragment, blocks_BxN))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -161,6 +185,27 @@ def _unpack(fragment: FragmentLayout, blocks_BxN: Float[Array, "B N"]) -> tuple[
         return values.astype(jnp.dtype(spec.dtype)).reshape(spec.shape)
 
     return tuple(leaf(slot.row_start, slot.row_stop, slot.spec) for slot in fragment.slots)
+
+
+def _can_be_viewed(fragment: FragmentLayout, blocks_BxN: Any) -> bool:
+    """Whether its leaves are stretches of it that can be had without waiting."""
+    if isinstance(blocks_BxN, jax.core.Tracer) or not blocks_BxN.is_ready():
+        return False
+    is_here = blocks_BxN.devices() == {jax.devices()[0]} and jax.default_backend() == "cpu"
+    return is_here and all(slot.spec.dtype == "float32" for slot in fragment.slots)
+
+
+def _views(fragment: FragmentLayout, blocks_BxN: Float32[np.ndarray, "B N"]) -> list[Array]:
+    """What `_unpack` makes, without copying: jax takes an array of the host's memory as it is,
+    which keeps that memory. Only one that is not aligned to a cache line is copied.
+    """
+
+    def leaf(row_start: int, row_stop: int, spec: TensorSpec) -> Array:
+        values = blocks_BxN[row_start:row_stop].reshape(-1)[: spec.size]
+        shared: Array = jax.device_put(values.reshape(spec.shape))
+        return shared
+
+    return [leaf(slot.row_start, slot.row_stop, slot.spec) for slot in fragment.slots]
 
 
 def _predicate(matcher: PathMatcher) -> Callable[[str], bool]:

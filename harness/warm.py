@@ -20,6 +20,12 @@ def request(spec: RunSpec, data: str | None) -> str:
     return json.dumps({"spec": spec.model_dump(mode="json"), "data": data})
 
 
+def asked_of(request: str) -> tuple[RunSpec, str | None]:
+    """The inverse of `request`."""
+    asked = json.loads(request)
+    return RunSpec.model_validate(asked["spec"]), asked["data"]
+
+
 def use_cache(environ: MutableMapping[str, str], directory: Path) -> None:
     """Has jax keep compiled programs in `directory` and take them from there.
 
@@ -49,5 +55,4 @@ def compile_all(spec: RunSpec, data: str | None) -> None:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    compile_all(RunSpec.model_validate(asked["spec"]), asked["data"])
+    compile_all(*asked_of(sys.argv[1]))

@@ -16,12 +16,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
+from fragments.advance import advance
 from fragments.codec import Codec
 from fragments.digest import digest_hex
 from fragments.errors import PayloadError
 from fragments.layout import Layout
 from fragments.payload import decode_f32
-from fragments.quantize import Quantized, apply_update, valid_counts
+from fragments.quantize import Quantized, valid_counts
 from fragments.records import (
     Adopted,
     Ask,
@@ -83,8 +84,8 @@ class Island:
         params = self.completed.params
         self._tree.warm_up(params)
         zeros_BxN = jnp.zeros((self.layout.rows_padded, self.layout.block), jnp.float32)
-        quantized = self._quantize(0, zeros_BxN, zeros_BxN)
-        digest_hex(apply_update(zeros_BxN, quantized.codes, quantized.step_bits))
+        quantized = self._reduce(0, self._tree.progress(0, zeros_BxN, params))
+        advance(zeros_BxN, quantized.codes, quantized.step_bits)
 
     def consumed(self, versions: Sequence[int], epoch: int) -> None:
         """Learn from the server which base of each fragment counts as consumed (-1: none).
@@ -120,8 +121,7 @@ class Island:
         Raises PayloadError when the update does not follow on what is held, or
         the value's digest is not the server's.
         """
-        value_BxN = self._value(update)
-        digest = digest_hex(value_BxN)
+        value_BxN, digest = self._value(update)
         if digest != update.digest:
             raise PayloadError(
                 f"fragment {update.fragment} at version {update.version} has digest {digest} here, "
@@ -142,10 +142,12 @@ class Island:
         """Build on nothing held of any fragment; what is trained on stays."""
         self._newest.clear()
 
-    def _value(self, update: Update) -> Float32[Array, "B N"]:
+    def _value(self, update: Update) -> tuple[Float32[Array, "B N"], str]:
+        """What the update leads to, and its digest."""
         part = self.layout.fragments[update.fragment]
         if update.from_version is None:
-            return jnp.asarray(decode_f32(part, self.layout.rows_padded, update.payload))
+            full_BxN = jnp.asarray(decode_f32(part, self.layout.rows_padded, update.payload))
+            return full_BxN, digest_hex(full_BxN)
         held = self._newest.get(update.fragment)
         if held is None or held.version != update.from_version:
             raise PayloadError(
@@ -153,8 +155,7 @@ class Island:
                 f"does not follow on {held.version if held else 'nothing'}"
             )
         codes, step_bits = self._codec.decode(part, self.layout.rows_padded, update.payload)
-        value: Array = apply_update(held.value_BxN, codes, step_bits)
-        return value
+        return advance(held.value_BxN, codes, step_bits)
 
     def wait_prepared(self, timeout_s: float) -> bool:
         """Return True when something may be there to adopt, False after `timeout_s`."""
@@ -241,14 +242,16 @@ class Island:
             reason = DeclineReason.NO_STEPS
         if reason is not None:
             return Decline(ask.fragment, ask.version, reason)
-        local_BxN = self._tree.pack(ask.fragment, now.params)
-        quantized = self._quantize(ask.fragment, self._as_trained(ask.fragment, base), local_BxN)
+        base_BxN = self._as_trained(ask.fragment, base)
+        progress_BxN = self._tree.progress(ask.fragment, base_BxN, now.params)
+        quantized = self._reduce(ask.fragment, progress_BxN)
         if not bool(quantized.finite):
             return Decline(ask.fragment, ask.version, DeclineReason.NOT_FINITE)
         part = self.layout.fragments[ask.fragment]
         payload = self._codec.encode(part, quantized.codes, quantized.step_bits)
         self._consumed[ask.fragment] = base.version
         if self._adoption.mode == "rebase":
+            local_BxN = self._tree.pack(ask.fragment, now.params)
             self._answered[ask.fragment] = Answered(base.version, local_BxN, now)
         return Contribution(
             key=ContributionKey(self.name, ask.fragment, base.version),
@@ -269,8 +272,5 @@ class Island:
         cast = self._tree.replace(fragment, self.completed.params, base.value_BxN)
         return self._tree.pack(fragment, cast)
 
-    def _quantize(
-        self, fragment: int, base_BxN: Float32[Array, "B N"], local_BxN: Float32[Array, "B N"]
-    ) -> Quantized:
-        valid_B = self._valid[fragment]
-        return self._codec.difference(base_BxN, local_BxN, valid_B, self._step_fraction)
+    def _reduce(self, fragment: int, progress_BxN: Float32[Array, "B N"]) -> Quantized:
+        return self._codec.reduce(progress_BxN, self._valid[fragment], self._step_fraction)

@@ -20,7 +20,7 @@ import structlog
 
 from fragments.errors import NonFiniteError
 from fragments.records import Adopted, Report
-from learner.held import Base, Completed
+from learner.held import Completed
 from learner.island import Island
 from learner.program import Program, Shard
 
@@ -126,25 +126,23 @@ class Trainer:
                 if in_flight is not None:
                     last_s = self._complete(in_flight, last_s)
                     in_flight = None
-                at = self._pause(at, stop)
+                self._publish_adopted(at)
+                self._pause(at, stop)
                 continue
-            result = self._dispatch(at)
-            self._inner = result.inner
-            at = self._after(at, result.params)
-            previous, in_flight = in_flight, _InFlight(at, result.loss)
+            at, in_flight, last_s = self._advance(at, in_flight, last_s)
             if self._pace_s > 0:
-                # A paced step has time to finish before the next begins.
-                last_s = self._complete(in_flight, last_s)
-                in_flight = None
                 stop.wait(self._pace_s - (time.monotonic() - step_began_s))
-            elif previous is not None:
-                last_s = self._complete(previous, last_s)
             if self._is_sick:
                 in_flight, at = None, self._start_over()
         if in_flight is not None:
             self._complete(in_flight, last_s)
+        self._publish_adopted(at)
+
+    def _publish_adopted(self, at: Completed) -> None:
+        """With no step under way: what was adopted since the last one was completed. Until then the
+        values that it replaced are kept, to answer from.
+        """
         if at.step == self._island.completed.step:
-            # What was adopted since that step was completed.
             self._island.completed = at
 
     def _start_over(self) -> Completed:
@@ -174,21 +172,19 @@ class Trainer:
             return False
         return any(base is not None and at.step - base.step >= most for base in at.bases)
 
-    def _pause(self, at: Completed, stop: threading.Event) -> Completed:
+    def _pause(self, at: Completed, stop: threading.Event) -> None:
         """Wait for a new version; what this costs is counted as synchronisation."""
-        began_s, sync_s, total_s = time.monotonic(), self.pace.sync_s, self.pace.total_s
+        began_s = time.monotonic()
         here = Report(at.step, at.tokens, at.cursor, self.pace.wait_share, self.pace.step_s)
+        self._on_report(replace(here, paused=True))
         while self._is_bound(at) and not stop.is_set():
-            self._on_report(replace(here, paused=True))
-            while self._is_bound(at) and not stop.is_set():
-                if self._island.wait_prepared(PAUSE_POLL_S):
-                    break
-            # Before it is said what is adopted: what is held then is no reason to pause.
-            self._on_report(here)
-            at = self._adopt(at)
+            if self._island.wait_prepared(PAUSE_POLL_S):
+                break
+        # Before it is said what is adopted: what is held then is no reason to pause.
+        self._on_report(here)
         paused_s = time.monotonic() - began_s
-        self.pace.sync_s, self.pace.total_s = sync_s + paused_s, total_s + paused_s
-        return at
+        self.pace.sync_s += paused_s
+        self.pace.total_s += paused_s
 
     def adopt_now(self) -> None:
         """Adopt what is prepared while no step is under way."""
@@ -202,15 +198,30 @@ class Trainer:
         self.pace.sync_s += time.monotonic() - began_s
         return adoption.completed
 
-    def _dispatch(self, at: Completed) -> Any:
+    def _advance(
+        self, at: Completed, before: _InFlight | None, last_s: float
+    ) -> tuple[Completed, _InFlight | None, float]:
+        """Dispatch a step, then wait for the one before. A paced step is waited for itself: it has
+        time to finish before the next begins.
+
+        Returns what the step leads to, what is in flight now, and when a step was last completed.
+        Nothing else keeps what is over: its bases and parameters are two copies of the model.
+        """
+        now = self._dispatch(at)
+        if self._pace_s > 0:
+            return now.completed, None, self._complete(now, last_s)
+        if before is not None:
+            last_s = self._complete(before, last_s)
+        return now.completed, now, last_s
+
+    def _dispatch(self, at: Completed) -> _InFlight:
         batch = self._program.batch(self._shard, at.cursor)
         progress = jnp.float32(min(1.0, max(0.0, self._progress(at.tokens))))
-        return self._program.step(at.params, self._inner, batch, progress)
-
-    def _after(self, at: Completed, params: Any) -> Completed:
-        bases: tuple[Base | None, ...] = at.bases
+        result = self._program.step(at.params, self._inner, batch, progress)
+        self._inner = result.inner
         tokens = at.tokens + self._program.tokens_per_step
-        return Completed(at.step + 1, tokens, at.cursor + 1, params, bases)
+        after = Completed(at.step + 1, tokens, at.cursor + 1, result.params, at.bases)
+        return _InFlight(after, result.loss)
 
     def _complete(self, step: _InFlight, last_s: float) -> float:
         """Wait for the device to finish `step`, publish it and report it."""

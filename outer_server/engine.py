@@ -45,6 +45,7 @@ from outer_server.holdings import Holdings, Sink
 from outer_server.parameters import Parameters
 from outer_server.publications import Publications
 from outer_server.store.snapshot import Snapshot
+from outer_server.store.unwritten import Unwritten
 
 QUEUE_LENGTH = 4096
 """Events waiting for the engine; beyond this a caller gets BusyError."""
@@ -56,6 +57,10 @@ STANDSTILL_S = 3.0
 """The engine comes by at least every PROGRESS_EVERY_S; a longer gap is no time of its own."""
 
 FAILED = "the server has failed: see its log and start it again"
+
+WAIT_S = 5.0
+"""Longest wait of the merge thread for a snapshot to write the fragment that is to be replaced, and
+for the engine to publish it: a disk that is slower than this costs memory rather than rounds."""
 
 PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone."""
@@ -122,6 +127,7 @@ class Engine:
         self._merger = ThreadPoolExecutor(1, "merge")
         self._saver = ThreadPoolExecutor(1, "snapshot")
         self._saving: Future[None] | None = None
+        self._unwritten = Unwritten(())
         self.failed = threading.Event()
         self._current: _Item | None = None
         self._thread = threading.Thread(target=self._run, name="engine")
@@ -276,7 +282,8 @@ class Engine:
                 spoken.append(effect)
             else:
                 self._perform(effect)
-        self._save_logged(self._snapshot(outcome.state))
+        # By the one thread that writes, so that it does not meet a snapshot under way.
+        self._saver.submit(self._save_logged, self._snapshot(outcome.state)).result()
         return spoken
 
     def _perform(self, effect: Effect) -> None:
@@ -293,12 +300,17 @@ class Engine:
         self, order: MergeOrder, payloads: dict[ContributionKey, Payload], epoch: int
     ) -> None:
         """On the merge thread: do the work and hand its result in."""
+        self._unwritten.wait_written(order.fragment, WAIT_S)
         try:
             event = self._holdings.merge(order, payloads, epoch)
         except Exception:  # noqa: BLE001  a bug must not end the run, and must be seen
             _log.exception("merge_failed", fragment=order.fragment, version=order.version)
             event = self._holdings.stand(order, epoch, "internal error, see the log")
-        self._queue.put(_Item(event))
+        published: Future[Reply] = Future()
+        self._queue.put(_Item(event, published))
+        # Until then the old values are held beside the new ones: one fragment's, not two.
+        with contextlib.suppress(TimeoutError, BusyError):
+            published.result(WAIT_S)
 
     def _save_if_due(self) -> None:
         rounds, now_s = self._state.rounds_merged - self._saved_rounds, self.now_s()
@@ -308,7 +320,9 @@ class Engine:
         if self._saving is not None and not self._saving.done():
             return
         self._saved_at_s = now_s
-        self._saving = self._saver.submit(self._save_logged, self._snapshot(self._state))
+        snapshot = self._snapshot(self._state)
+        self._unwritten = snapshot.fragments
+        self._saving = self._saver.submit(self._save_logged, snapshot)
 
     def _save_logged(self, snapshot: Snapshot) -> None:
         try:
@@ -319,4 +333,5 @@ class Engine:
             self._saved_rounds = snapshot.state.rounds_merged
 
     def _snapshot(self, state: RunState) -> Snapshot:
-        return Snapshot(state, tuple(self._holdings.published), dict(self._holdings.payloads))
+        fragments = Unwritten(self._holdings.published)
+        return Snapshot(state, fragments, dict(self._holdings.payloads))

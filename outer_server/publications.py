@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,39 +12,35 @@ from fragments.payload import Payload
 from fragments.records import Update, Version
 
 CHAIN_LENGTH = 8
-"""Updates kept per fragment. One update is about a tenth of a full value, so a longer chain
-would cost who is behind more than the full value."""
+"""Updates kept per fragment, at most. One update is about a tenth of a full value, so a longer
+chain would cost who is behind more than the full value."""
 
+CHAIN_SHARE = 6
+CHAIN_LEAST_BYTES = 1 << 18
+"""Those that are kept have at most one CHAIN_SHARE-th of the bytes of the value, or these: two
+updates in the default codec, for learners that miss a version. All eight were half a model."""
 
-class _Once:
-    """A value made by whoever asks first; all others wait for that."""
-
-    def __init__(self, make: Callable[[], Payload]) -> None:
-        self._make = make
-        self._claim = threading.Lock()
-        self._value: Future[Payload] = Future()
-
-    def get(self) -> Payload:
-        if self._claim.acquire(blocking=False):
-            try:
-                self._value.set_result(self._make())
-            except Exception as error:  # noqa: BLE001  every waiting reader must hear of it
-                self._value.set_exception(error)
-        return self._value.result()
+FULL_KEPT = 2
+"""Encoded full values kept though nobody reads them: newcomers ask for the fragments in one order,
+and who comes a little later finds what the one before had encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shelf:
-    """One fragment: newest version, the chain of updates to it, and its full value."""
+    """One fragment: newest version, the chain of updates to it, its broadcast copy, and the full
+    value, as long as somebody else holds it.
+    """
 
     version: Version
     digest: str
     chain: tuple[Update, ...]
-    full: _Once
+    broadcast: Any
+    full: weakref.WeakValueDictionary[int, Update]
 
 
 class Publications:
-    """Immutable updates, shared by all readers. Thread-safe: a reader takes one reference.
+    """Immutable updates, shared by all readers: 64 that read one update hold it once. Thread-safe:
+    a reader takes one reference.
 
     Args:
         encode_full: (fragment, broadcast copy) -> exact payload.
@@ -53,18 +49,22 @@ class Publications:
     def __init__(self, encode_full: Callable[[int, Any], Payload]) -> None:
         self._encode_full = encode_full
         self._shelves: dict[int, _Shelf] = {}
+        # One encoding at a time: it takes several times the fragment.
+        self._encoding = threading.Lock()
+        self._kept_lock = threading.Lock()
+        self._full_kept: list[Update] = []
 
     def reset(self, fragment: int, version: Version, digest: str, broadcast: Any) -> None:
         """Put out a version without a way from earlier ones (at start)."""
-        full = self._once(fragment, broadcast)
-        self._shelves[fragment] = _Shelf(version, digest, (), full)
+        self._shelves[fragment] = _shelf(version, digest, (), broadcast)
 
     def publish(self, update: Update, broadcast: Any) -> None:
         """Put out a new version; `broadcast` is its full value, encoded when first wanted."""
-        chain = (*self._shelves[update.fragment].chain, update)[-CHAIN_LENGTH:]
-        full = self._once(update.fragment, broadcast)
-        shelf = _Shelf(update.version, update.digest, chain, full)
-        self._shelves[update.fragment] = shelf
+        chain = _bounded((*self._shelves[update.fragment].chain, update), broadcast)
+        self._shelves[update.fragment] = _shelf(update.version, update.digest, chain, broadcast)
+        with self._kept_lock:
+            kept = [each for each in self._full_kept if each.fragment != update.fragment]
+            self._full_kept = kept
 
     def updates(self, fragment: int, have: Version | None) -> tuple[Update, ...]:
         """What leads from `have` to the newest version, oldest first; () where it is the newest.
@@ -78,7 +78,35 @@ class Publications:
         froms = [update.from_version for update in shelf.chain]
         if have is not None and have in froms:
             return shelf.chain[froms.index(have) :]
-        return (Update(fragment, shelf.version, None, shelf.digest, shelf.full.get()),)
+        return (self._full(fragment, shelf),)
 
-    def _once(self, fragment: int, broadcast: Any) -> _Once:
-        return _Once(lambda: self._encode_full(fragment, broadcast))
+    def _full(self, fragment: int, shelf: _Shelf) -> Update:
+        update = shelf.full.get(fragment)
+        if update is not None:
+            return update
+        with self._encoding:
+            # Who waited here may find what it was waiting for.
+            update = shelf.full.get(fragment)
+            if update is None:
+                payload = self._encode_full(fragment, shelf.broadcast)
+                update = Update(fragment, shelf.version, None, shelf.digest, payload)
+                shelf.full[fragment] = update
+                with self._kept_lock:
+                    self._full_kept = [*self._full_kept, update][-FULL_KEPT:]
+        return update
+
+
+def _shelf(version: Version, digest: str, chain: tuple[Update, ...], broadcast: Any) -> _Shelf:
+    return _Shelf(version, digest, chain, broadcast, weakref.WeakValueDictionary())
+
+
+def _bounded(chain: tuple[Update, ...], broadcast: Any) -> tuple[Update, ...]:
+    """The newest updates, as many as are kept; always the last one."""
+    left_bytes = max(broadcast.nbytes // CHAIN_SHARE, CHAIN_LEAST_BYTES)
+    kept = 0
+    for update in reversed(chain[-CHAIN_LENGTH:]):
+        left_bytes -= len(update.payload.data)
+        if kept and left_bytes < 0:
+            break
+        kept += 1
+    return chain[-kept:]

@@ -86,7 +86,9 @@ class OuterServer:
     def __enter__(self) -> OuterServer:
         self._directory.__enter__()
         try:
-            self._start = start = self._directory.start()
+            # Not kept: it holds all weights as they were at the start.
+            start = self._directory.start()
+            self._generation, self._epoch = start.generation, start.epoch
             state = resume(start.snapshot.state, start.generation, start.epoch)
             is_continued = start.epoch == start.snapshot.state.epoch
             if not is_continued:
@@ -116,7 +118,7 @@ class OuterServer:
         try:
             self._engine.stop("the server is stopping")
             if not self.failed:
-                self._directory.stopped(self._start)
+                self._directory.stopped(self._generation, self._epoch)
         finally:
             self._directory.__exit__(kind, error, traceback)
 
@@ -128,7 +130,7 @@ class OuterServer:
     @property
     def generation(self) -> int:
         """Raised durably at each start."""
-        return self._start.generation
+        return self._generation
 
     def describe(self) -> RunDescription:
         """What is trained here; where bulk is served is for `services` to fill in."""

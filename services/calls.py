@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from fragments.errors import BusyError
+from fragments.errors import BusyError, PayloadError
 from services.errors import end_call
 
 if TYPE_CHECKING:  # generic in the types only
@@ -113,8 +114,9 @@ class _Interceptor(grpc.ServerInterceptor):
         behaviour = _behaviour(handler)
         if pool.full:
             behaviour, pool = _busy(pool), self._turn_away
+        readable = _readable_stream if handler.request_streaming else _readable
         wrap = _translated_stream if handler.response_streaming else _translated
-        return _rebuilt(handler, _Pooled(wrap(behaviour), pool))
+        return _rebuilt(handler, _Pooled(wrap(readable(behaviour)), pool))
 
 
 def _busy(pool: CallPool) -> Behaviour:
@@ -122,6 +124,41 @@ def _busy(pool: CallPool) -> Behaviour:
         raise BusyError(f"the server has {pool.room} {pool.name} calls in hand: try again later")
 
     return behaviour
+
+
+class _Unreadable:
+    """Takes the place of a message that cannot be read.
+
+    What a deserializer raises, gRPC answers with INTERNAL; it keeps 20 KB of each such call for
+    good (measured with 1.85), and to the call's handler the stream seems to end as it should.
+    """
+
+
+def _lenient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Unreadable()
+
+    return read
+
+
+def _read(request: Any) -> Any:
+    if isinstance(request, _Unreadable):
+        raise PayloadError("a message of this call cannot be read: it is damaged, or not of ours")
+    return request
+
+
+def _readable(behaviour: Behaviour) -> Behaviour:
+    return lambda request, context: behaviour(_read(request), context)
+
+
+def _readable_stream(behaviour: Behaviour) -> Behaviour:
+    return lambda requests, context: behaviour(map(_read, requests), context)
 
 
 def _translated(behaviour: Behaviour) -> Behaviour:
@@ -164,6 +201,6 @@ def _rebuilt(handler: Handler, behaviour: Behaviour) -> Handler:
     }[handler.request_streaming, handler.response_streaming]
     return make(
         behaviour,
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=_lenient(handler.request_deserializer),
         response_serializer=handler.response_serializer,
     )

@@ -96,7 +96,7 @@ def status_of(error: Exception) -> status_pb2.Status:
 
 
 MESSAGE_CHARS = 1024
-"""Longest message of a status."""
+"""Longest message of a status or a refusal."""
 
 
 def _status(code: grpc.StatusCode, reason: str, message: str) -> status_pb2.Status:

@@ -15,6 +15,7 @@ NAMES = (
     "status",
     "bench",
     "bench pace",
+    "bench overhead",
     "study run",
     "study table",
     "study check",

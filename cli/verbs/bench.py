@@ -75,12 +75,15 @@ VERB = Verb(
         "real processes, push to adopted, with learners that do nothing else: parameters a\n"
         "second, bits a parameter as counted at the sockets, processor seconds, peak memory, and\n"
         "where the server and a learner spend their time. GB are 10^9 bytes of fp32 parameters.\n\n"
-        "It takes some minutes; in memory about 16 times the model's size for the server and 6\n"
-        "times for each learner, and on disk up to 12 times, all of it checked before. Linux only."
+        "It takes some minutes; in memory about 4 times the model's size for the server and twice\n"
+        "that size for each learner, and on disk up to 12 times, all of it checked before. Linux\n"
+        "only."
     ),
     examples=(
         "examples:\n  diloco bench\n  diloco bench --params 100M --learners 4 --json\n\n"
-        "another bench:\n  bench pace  measure that a slow learner slows nobody"
+        "other benches:\n"
+        "  bench pace      measure that a slow learner slows nobody\n"
+        "  bench overhead  measure what synchronisation costs a learner's steps"
     ),
     settings=BenchSettings,
     run=run,

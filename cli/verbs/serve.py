@@ -46,6 +46,7 @@ def run(settings: ServeSettings) -> None:
         RunDirectoryError: when the directory is missing, damaged, or another server has it.
     """
     from harness.environment import use_server_arithmetic
+    from harness.memory import keep_trim
     from services.security import check_bind
 
     host, port = check_bind(settings.address, settings.insecure)
@@ -55,6 +56,7 @@ def run(settings: ServeSettings) -> None:
     _check_free(host, port, f"--address {settings.address}")
     _check_free(host, settings.bulk_port, f"--bulk-port {settings.bulk_port}")
     use_server_arithmetic(os.environ)
+    keep_trim()
     with stop_on_signal(exit_with_parent=settings.exit_with_parent, within_s=STOP_WITHIN_S) as stop:
         from outer_server.server import OuterServer
         from services.outer.server import OuterServices

@@ -21,8 +21,8 @@ MOST_PARAMS = 2_000_000_000
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 _TENSORS_PER_FRAGMENT = 4
 
-_SERVER_COPIES, _LEARNER_COPIES = 16.0, 6.0
-"""Peaks in sizes of the model, as `diloco bench --params 100M` found them (15.4 and 5.8)."""
+_SERVER_COPIES, _LEARNER_COPIES = 4.5, 2.0
+"""Peaks in sizes of the model, and some: `diloco bench --params 100M` found 3.5 and 1.4."""
 _PROCESS_BYTES = 400_000_000
 _ENDLESS_STEPS = 10**9
 _SNAPSHOT_COPIES = 3 * (3 + 1)

@@ -93,13 +93,17 @@ def server_stages(of: _Subject, learners: int) -> dict[str, Ceiling]:
     def merged() -> jax.Array:
         return merge(parts, fragment, rows, radial=radial)
 
-    whole_BxN = merged()
+    # A step uses its pseudo-gradient up; the new master is one of the same size.
+    whole = [merged()]
+
+    def stepped() -> object:
+        made = step(parameters, whole.pop(), of.valid_B)
+        whole.append(made.parameters.master_BxN)
+        return made
+
     return {
         "merge": measured(_silent(lambda: _done(merged())), learners * of.fp32_bytes),
-        "outer_step": measured(
-            _silent(lambda: _done(step(parameters, whole_BxN, of.valid_B))),
-            of.fp32_bytes,
-        ),
+        "outer_step": measured(_silent(lambda: _done(stepped())), of.fp32_bytes),
     }
 
 

@@ -14,20 +14,29 @@ a residual of cancelling directions is not blown up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Float64, Int8, Int32, UInt16
+from jaxtyping import Array, Float32, Float64, Int8, UInt16
 
+from fragments.compiled import compiled
 from fragments.layout import FragmentLayout
-from fragments.quantize import Symbols, dequantize, step_values
+from fragments.memory import empty, on_device
+from fragments.quantize import step_values_in_memory
 
 Encoded = tuple[Int8[np.ndarray, "B N"] | Float32[np.ndarray, "B N"], UInt16[np.ndarray, " B"]]
 """Symbols and step bits of one contribution, as `fragments.codec.Codec.decode` returns them."""
+
+
+_TOGETHER = 4
+"""Participants decoded and added at once: a byte of each for each of the fragment's parameters."""
+
+_ROWS_AT_ONCE = 16
+"""A quarter of a MiB at the usual block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class Part:
     encoded: tuple[Encoded, ...]
 
 
+# Values near the largest float32 have no finite norm; what comes of them the outer step refuses.
+@np.errstate(over="ignore", invalid="ignore")
 def merge(
     parts: Iterable[Part], fragment: FragmentLayout, rows_padded: int, *, radial: bool
 ) -> Float32[Array, "B N"]:
@@ -46,28 +57,52 @@ def merge(
     Parts are added in the order given: the same order gives the same bits.
 
     Args:
-        parts: shares sum to 1. Taken one by one, so an iterator need hold only one.
+        parts: shares sum to 1. Taken a few at a time, so an iterator need not hold all.
         radial: RDA for tensors that are not declared averaged; otherwise the
             token-weighted average for all.
     """
     tensors = _Tensors(fragment, rows_padded, radial=radial)
-    total_BxN = jnp.zeros((rows_padded, fragment.block), jnp.float32)
+    total_BxN = empty((rows_padded, fragment.block), np.float32)
     mean_norm_T = np.zeros(len(fragment.slots))
     squared_shares = 0.0
-    for part in parts:
-        squared_shares += part.share**2
-        norm_T = tensors.norms(part) if radial else mean_norm_T
-        mean_norm_T = mean_norm_T + part.share * norm_T
-        weight_B = tensors.rows(np.where(tensors.averaged_T, part.share, _over(part.share, norm_T)))
-        for codes_BxN, step_bits_B in part.encoded:
-            total_BxN = _add(total_BxN, weight_B, codes_BxN, step_bits_B)
-    if not radial:
-        return total_BxN
-    direction_T = np.sqrt(tensors.sums(np.asarray(_row_squares(total_BxN), np.float64)))
-    gain_T = np.minimum(_over(1.0, direction_T), math.sqrt(1.0 / squared_shares))
-    scale_T = np.where(tensors.averaged_T, 1.0, mean_norm_T * gain_T)
-    scaled_BxN: Array = _scale(total_BxN, tensors.rows(scale_T))
-    return scaled_BxN
+    is_first = True
+    waiting = iter(parts)
+    while together := tuple(islice(waiting, _TOGETHER)):
+        addends = []
+        for part in together:
+            squared_shares += part.share**2
+            norm_T = tensors.norms(part) if radial else mean_norm_T
+            mean_norm_T = mean_norm_T + part.share * norm_T
+            weight_T = np.where(tensors.averaged_T, part.share, _over(part.share, norm_T))
+            weight_B = tensors.rows(weight_T)
+            for symbols_BxN, step_bits_B in part.encoded:
+                addends.append((weight_B, symbols_BxN, step_values_in_memory(step_bits_B)))
+        _accumulate(total_BxN, addends, is_first=is_first)
+        is_first = False
+    if radial:
+        # Read to the end before the values are scaled in their place.
+        squares_B = np.asarray(_row_squares(on_device(total_BxN)), np.float64)
+        direction_T = np.sqrt(tensors.sums(squares_B))
+        gain_T = np.minimum(_over(1.0, direction_T), math.sqrt(1.0 / squared_shares))
+        scale_T = np.where(tensors.averaged_T, 1.0, mean_norm_T * gain_T)
+        _scale(total_BxN, tensors.rows(scale_T))
+    return on_device(total_BxN)
+
+
+_Addend = tuple[Float32[np.ndarray, " B"], np.ndarray, Float32[np.ndarray, " B"]]
+"""Weights of rows, symbols, steps of rows."""
+
+
+def _accumulate(
+    total_BxN: Float32[np.ndarray, "B N"], addends: Sequence[_Addend], *, is_first: bool
+) -> None:
+    """Adds all of them, a few rows at a time, which stay in the cache; `is_first`: to zero."""
+    for start in range(0, len(total_BxN), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        if is_first:
+            total_BxN[rows] = 0
+        for weight_B, symbols_BxN, step_B in addends:
+            _add(total_BxN[rows], weight_B[rows], symbols_BxN[rows], step_B[rows])
 
 
 class _Tensors:
@@ -95,10 +130,10 @@ class _Tensors:
         """
         squares_B = np.zeros(self._rows)
         for one_BxN, one_bits_B in part.encoded:
-            one_step_B = np.asarray(step_values(jnp.asarray(one_bits_B)), np.float64)
+            one_step_B = step_values_in_memory(one_bits_B).astype(np.float64)
             for two_BxN, two_bits_B in part.encoded:
-                two_step_B = np.asarray(step_values(jnp.asarray(two_bits_B)), np.float64)
-                products_B = np.asarray(_row_products(one_BxN, two_BxN), np.float64)
+                two_step_B = step_values_in_memory(two_bits_B).astype(np.float64)
+                products_B = _row_products(one_BxN, two_BxN)
                 squares_B += one_step_B * two_step_B * products_B
         # Rounding may leave a sum that cancels a hair below zero.
         norm_T: np.ndarray = np.sqrt(np.maximum(self.sums(squares_B), 0.0))
@@ -112,22 +147,30 @@ def _over(numerator: float, denominator_T: Float64[np.ndarray, " T"]) -> Float64
     return quotient_T
 
 
-@partial(jax.jit, donate_argnums=0)
+@compiled
 def _add(
-    total_BxN: Float32[Array, "B N"],
-    weight_B: Float32[Array, " B"],
-    codes_BxN: Symbols,
-    step_bits_B: UInt16[Array, " B"],
-) -> Float32[Array, "B N"]:
-    total: Array = total_BxN + weight_B[:, None] * dequantize(codes_BxN, step_bits_B)
-    return total
+    total_BxN: Float32[np.ndarray, "B N"],
+    weight_B: Float32[np.ndarray, " B"],
+    symbols_BxN: np.ndarray,
+    step_B: Float32[np.ndarray, " B"],
+) -> None:
+    """total += weight * symbols * step, rounded as a fused multiply-add rounds (but for one case in
+    about 2^29, where the sum in float64 was rounded to a tie), on every processor.
+    """
+    for i in range(len(total_BxN)):
+        total_N, symbols_N = total_BxN[i], symbols_BxN[i]
+        weight, step = np.float64(weight_B[i]), step_B[i]
+        for j in range(len(total_N)):
+            value = np.float64(np.float32(symbols_N[j]) * step)
+            total_N[j] = np.float32(np.float64(total_N[j]) + weight * value)
 
 
-@partial(jax.jit, donate_argnums=0)
-def _scale(
-    total_BxN: Float32[Array, "B N"], scale_B: Float32[Array, " B"]
-) -> Float32[Array, "B N"]:
-    return total_BxN * scale_B[:, None]
+@compiled
+def _scale(total_BxN: Float32[np.ndarray, "B N"], scale_B: Float32[np.ndarray, " B"]) -> None:
+    for i in range(len(total_BxN)):
+        total_N = total_BxN[i]
+        for j in range(len(total_N)):
+            total_N[j] *= scale_B[i]
 
 
 @jax.jit
@@ -135,10 +178,36 @@ def _row_squares(x_BxN: Float32[Array, "B N"]) -> Float32[Array, " B"]:
     return jnp.sum(jnp.square(x_BxN), axis=1)
 
 
-@jax.jit
-def _row_products(one_BxN: Symbols, two_BxN: Symbols) -> Int32[Array, " B"] | Float32[Array, " B"]:
-    """Of int8 symbols exact: 127^2 times a block of at most 2^17 values is below 2^31."""
-    if one_BxN.dtype == jnp.int8:
-        product = one_BxN.astype(jnp.int32) * two_BxN.astype(jnp.int32)
-        return jnp.sum(product, axis=1, dtype=jnp.int32)
-    return jnp.sum(one_BxN * two_BxN, axis=1)
+def _row_products(one_BxN: np.ndarray, two_BxN: np.ndarray) -> Float64[np.ndarray, " B"]:
+    """The dot product of each pair of rows; of int8 symbols exact."""
+    products_B = np.empty(len(one_BxN), np.float64)
+    multiply = _multiply_symbols if one_BxN.dtype == np.int8 else _multiply_values
+    multiply(one_BxN, two_BxN, products_B)
+    return products_B
+
+
+@compiled
+def _multiply_symbols(
+    one_BxN: Int8[np.ndarray, "B N"],
+    two_BxN: Int8[np.ndarray, "B N"],
+    products_B: Float64[np.ndarray, " B"],
+) -> None:
+    """127^2 times a block of at most 2^17 values is below 2^31."""
+    for i in range(len(products_B)):
+        one_N, two_N, total = one_BxN[i], two_BxN[i], np.int32(0)
+        for j in range(len(one_N)):
+            total = np.int32(total + np.int32(one_N[j]) * np.int32(two_N[j]))
+        products_B[i] = total
+
+
+@compiled
+def _multiply_values(
+    one_BxN: Float32[np.ndarray, "B N"],
+    two_BxN: Float32[np.ndarray, "B N"],
+    products_B: Float64[np.ndarray, " B"],
+) -> None:
+    for i in range(len(products_B)):
+        one_N, two_N, total = one_BxN[i], two_BxN[i], 0.0
+        for j in range(len(one_N)):
+            total += np.float64(one_N[j]) * np.float64(two_N[j])
+        products_B[i] = total

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import optax
-from jaxtyping import Array, Bool, Float32, Int32, UInt16, UInt32
+from jaxtyping import Array, Bool, Float32, Int32, UInt16
 
+from fragments.advance import advance
 from fragments.codec import Codec
-from fragments.digest import digest_blocks
 from fragments.errors import SettingsError
-from fragments.quantize import Symbols, apply_update
+from fragments.quantize import Symbols
 from fragments.runspec import OuterSettings
 
 
@@ -32,12 +32,14 @@ class FragmentParameters(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What an outer step makes. `finite` False: nothing of it may be used."""
+    """What an outer step makes. `digest`: of the broadcast copy, 16 hex digits. `finite` False:
+    nothing of it may be used.
+    """
 
     parameters: FragmentParameters
     codes_BxN: Symbols
     step_bits_B: UInt16[Array, " B"]
-    digest: UInt32[Array, " 2"]
+    digest: str
     finite: Bool[Array, ""]
 
 
@@ -83,7 +85,8 @@ def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float)
     """The outer step, compiled once, since all fragments share one shape.
 
     The update sent is master - broadcast copy after the step, reduced by `codec`
-    with `step_fraction`; the new broadcast copy is the old one plus exactly that. The
+    with `step_fraction`; the new broadcast copy is the old one plus exactly that. The merged
+    pseudo-gradient is used up, the old values stay as they are. The
     same settings give the same function, which many runs in one process (the
     study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
@@ -130,7 +133,7 @@ def _optimize(settings_json: str) -> _Optimize:
     """(master, outer state, merged pseudo-gradient) to the next master and outer state."""
     optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
 
-    @jax.jit
+    @partial(jax.jit, donate_argnums=2)
     def optimize(
         master_BxN: Float32[Array, "B N"], outer: Any, merged_BxN: Float32[Array, "B N"]
     ) -> tuple[Float32[Array, "B N"], Any]:
@@ -154,13 +157,12 @@ def _sent(
     same values again for each of their readers. The bits are the same.
     """
     reduced = codec.difference(master_BxN, old.broadcast_BxN, valid_B, step_fraction)
-    broadcast_BxN = apply_update(old.broadcast_BxN, reduced.codes, reduced.step_bits)
+    broadcast_BxN, digest = advance(old.broadcast_BxN, reduced.codes, reduced.step_bits)
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)
     # The broadcast copy is finite, so a master that is not shows in the difference.
-    digest = digest_blocks(broadcast_BxN)
     return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
 
 
-@jax.jit
+@partial(jax.jit, donate_argnums=1)
 def _minus(one_BxN: Float32[Array, "B N"], two_BxN: Float32[Array, "B N"]) -> Array:
     return one_BxN - two_BxN

@@ -17,12 +17,6 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def sync_file(path: Path) -> None:
-    """Make a file's contents durable."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -31,7 +31,8 @@ from fragments.runspec import RunSpec
 from outer_server.core.state import new_state
 from outer_server.parameters import Parameters
 from outer_server.store.files import sync_directory, write_atomically
-from outer_server.store.snapshot import Snapshot, load_newest, save
+from outer_server.store.snapshot import Restored, Snapshot, load_newest, save
+from outer_server.store.unwritten import Unwritten
 
 FORMAT = 1
 """Format of the directory; a server refuses a newer one."""
@@ -48,7 +49,7 @@ class Start:
 
     generation: int
     epoch: int
-    snapshot: Snapshot
+    snapshot: Restored
 
 
 def create_run(
@@ -77,7 +78,7 @@ def create_run(
         write_atomically(draft / "run.json", json.dumps(document, indent=2).encode())
         write_atomically(draft / "layout.json", layout.to_json().encode())
         write_atomically(draft / "server.json", _server_json(0, state.epoch, clean=True))
-        save(draft / "snapshots", layout, Snapshot(state, parameters.fragments, {}))
+        save(draft / "snapshots", layout, Snapshot(state, Unwritten(parameters.fragments), {}))
         if path.is_dir():
             path.rmdir()
         draft.rename(path)
@@ -123,22 +124,20 @@ class RunDirectory:
         """Load the newest whole snapshot; raise the generation, and where needed the epoch,
         durably, before anything is served.
         """
-        snapshot, is_newest = load_newest(self.path / "snapshots", self.spec, self.layout)
+        snapshot = load_newest(self.path / "snapshots", self.spec, self.layout)
         record = _read_json(self.path / "server.json")
         generation, epoch, clean = (record.get(key) for key in ("generation", "epoch", "clean"))
         if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(clean, bool)):
             raise RunDirectoryError(f"{self.path / 'server.json'} is damaged")
-        if not (clean and is_newest and epoch == snapshot.state.epoch):
+        if not (clean and snapshot.is_newest and epoch == snapshot.state.epoch):
             epoch = max(epoch, snapshot.state.epoch) + 1
         generation += 1
         write_atomically(self.path / "server.json", _server_json(generation, epoch, clean=False))
         return Start(generation, epoch, snapshot)
 
-    def stopped(self, start: Start) -> None:
+    def stopped(self, generation: int, epoch: int) -> None:
         """Note, after the last snapshot, that nothing was left unsaved."""
-        write_atomically(
-            self.path / "server.json", _server_json(start.generation, start.epoch, clean=True)
-        )
+        write_atomically(self.path / "server.json", _server_json(generation, epoch, clean=True))
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a snapshot, atomically, and drop old ones."""

@@ -1,11 +1,16 @@
 """Snapshots: one directory each, written beside and renamed into place.
 
 snapshots/000042/
-manifest.json            format, digests, file checksums
+manifest.json            format, digests, checksums of all files
 state.json               the scheduler's state
 weights.safetensors      the broadcast copy, by tensor path: what a user wants
 server.safetensors       master/<path> and outer/<leaf>/<path>
 contributions/N.bin      accepted payloads that no round has merged yet
+
+Written and read fragment by fragment, so neither takes more memory than a fragment. Checksums say
+whether the disk kept what was written; they protect from nobody who means harm. Format 2 has for
+each file those of its pieces, [bytes, CRC-32C], taken while they are written; format 1, which is
+read too, had a sha256.
 """
 
 from __future__ import annotations
@@ -18,25 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import structlog
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from fragments.digest import digest_hex
 from fragments.errors import PayloadError, RunDirectoryError
-from fragments.layout import FragmentLayout, Layout
+from fragments.layout import Layout
 from fragments.payload import Payload
 from fragments.records import ContributionKey
 from fragments.runspec import RunSpec
 from outer_server.core.state import RunState
-from outer_server.core.step import FragmentParameters, outer_optimizer
-from outer_server.store.files import sync_directory, sync_file, write_atomically
+from outer_server.core.step import FragmentParameters
+from outer_server.store.files import sync_directory, write_atomically
+from outer_server.store.tensors import Checksum, check, write_summed
+from outer_server.store.unwritten import Unwritten
+from outer_server.store.values import read_values, write_values
 
-FORMAT = 1
+FORMAT = 2
 DAMAGE = (
     OSError,
     ValueError,
@@ -60,11 +64,23 @@ _KEYS: TypeAdapter[list[ContributionKey]] = TypeAdapter(list[ContributionKey])
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a server needs to go on. `fragments` are those of `state`'s versions."""
+    """Everything that a server needs to go on, to be written. `fragments` are those of `state`'s
+    versions; what is written, of them and of `payloads`, is let go of.
+    """
+
+    state: RunState
+    fragments: Unwritten
+    payloads: dict[ContributionKey, Payload]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was read of a snapshot. `is_newest`: of the newest that was written."""
 
     state: RunState
     fragments: tuple[FragmentParameters, ...]
     payloads: Mapping[ContributionKey, Payload]
+    is_newest: bool
 
 
 def save(directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
@@ -82,7 +98,7 @@ def save(directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
         _write(draft, layout, snapshot)
         draft.rename(target)
         sync_directory(directory)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunDirectoryError(
             f"no snapshot can be written to {directory}: {error}; make room on the disk"
@@ -92,8 +108,8 @@ def save(directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
     return target
 
 
-def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> tuple[Snapshot, bool]:
-    """The newest snapshot that is whole, and whether it is the newest written.
+def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> Restored:
+    """The newest snapshot that is whole.
 
     Damaged ones are passed over, with a warning. Raises RunDirectoryError when
     there is none.
@@ -101,7 +117,7 @@ def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> tuple[Snapsho
     reasons: list[str] = []
     for path in reversed(numbered(directory)):
         try:
-            return _read(path, spec, layout), not reasons
+            return _read(path, spec, layout, is_newest=not reasons)
         except DAMAGE as error:
             reasons.append(f"{path.name}: {error}")
             _log.warning("snapshot_damaged", snapshot=path.name, reason=str(error))
@@ -116,38 +132,25 @@ def numbered(directory: Path) -> list[Path]:
 
 
 def _write(draft: Path, layout: Layout, snapshot: Snapshot) -> None:
-    weights: dict[str, np.ndarray] = {}
-    server: dict[str, np.ndarray] = {}
-    for part, values in zip(layout.fragments, snapshot.fragments, strict=True):
-        weights.update(_tensors(part, values.broadcast_BxN))
-        server.update(_tensors(part, values.master_BxN, "master/"))
-        for leaf, array in enumerate(jax.tree.leaves(values.outer)):
-            name = f"outer/{part.index}/{leaf}"
-            if array.shape == values.master_BxN.shape:
-                server.update(_tensors(part, array, f"{name}/"))
-            else:
-                server[name] = np.asarray(array)
-    save_file(weights, draft / "weights.safetensors", metadata={"format": "np"})
-    save_file(server, draft / "server.safetensors", metadata={"format": "np"})
     keys = sorted(snapshot.payloads, key=lambda k: (k.fragment, k.learner, k.base_version))
-    for number, key in enumerate(keys):
-        (draft / "contributions" / f"{number}.bin").write_bytes(snapshot.payloads[key].data)
-    (draft / "state.json").write_text(_state_json(snapshot.state))
-    files = sorted(path for path in draft.rglob("*") if path.is_file())
-    for path in files:
-        sync_file(path)
+    payloads = [snapshot.payloads[key] for key in keys]
+    contributions = [
+        {"key": key, "codec": p.codec, "raw_size": p.raw_size, "crc32c": p.crc32c}
+        for key, p in zip(json.loads(_KEYS.dump_json(keys)), payloads, strict=True)
+    ]
+    sums: dict[str, tuple[Checksum, ...]] = {}
+    for number, payload in enumerate(payloads):
+        name = f"contributions/{number}.bin"
+        sums[name] = write_summed(draft / name, payload.data)
+    snapshot.payloads.clear()
+    del payloads
+    sums["state.json"] = write_summed(draft / "state.json", _state_json(snapshot.state).encode())
+    sums |= write_values(draft, snapshot.state.spec, layout, snapshot.fragments)
     manifest = {
         "format": FORMAT,
         "fragments": [{"version": f.version, "digest": f.digest} for f in snapshot.state.fragments],
-        "contributions": [
-            {"key": key, "codec": p.codec, "raw_size": p.raw_size, "crc32c": p.crc32c}
-            for key, p in zip(
-                json.loads(_KEYS.dump_json(keys)),
-                (snapshot.payloads[key] for key in keys),
-                strict=True,
-            )
-        ],
-        "sha256": {str(path.relative_to(draft)): _sha256(path) for path in files},
+        "contributions": contributions,
+        "crc32c": sums,
     }
     write_atomically(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
     sync_directory(draft / "contributions")
@@ -169,18 +172,14 @@ def _state_from_json(text: str, spec: RunSpec) -> RunState:
     return _STATE.validate_python(document | {"spec": spec})
 
 
-def _read(path: Path, spec: RunSpec, layout: Layout) -> Snapshot:
+def _read(path: Path, spec: RunSpec, layout: Layout, *, is_newest: bool) -> Restored:
     manifest = json.loads((path / "manifest.json").read_bytes())
-    if manifest["format"] != FORMAT:
-        raise ValueError(f"format {manifest['format']} is not {FORMAT}")
-    for name, checksum in manifest["sha256"].items():
-        if _sha256(path / name) != checksum:
-            raise ValueError(f"{name} does not match its checksum")
+    _check_files(path, manifest)
     try:
         state = _state_from_json((path / "state.json").read_text(), spec)
     except ValidationError as error:
         raise ValueError(f"state.json: {error}") from error
-    fragments = _read_fragments(path, spec, layout)
+    fragments = read_values(path, spec, layout)
     found = [digest_hex(fragment.broadcast_BxN) for fragment in fragments]
     if found != [fragment.digest for fragment in state.fragments]:
         raise ValueError("weights.safetensors does not have the digests of state.json")
@@ -194,53 +193,21 @@ def _read(path: Path, spec: RunSpec, layout: Layout) -> Snapshot:
         )
         for number, (key, entry) in enumerate(zip(keys, manifest["contributions"], strict=True))
     }
-    return Snapshot(state, fragments, payloads)
+    return Restored(state, fragments, payloads, is_newest)
 
 
-def _read_fragments(path: Path, spec: RunSpec, layout: Layout) -> tuple[FragmentParameters, ...]:
-    weights = load_file(path / "weights.safetensors")
-    server = load_file(path / "server.safetensors")
-    optimizer = outer_optimizer(spec.outer)
-    fragments = []
-    for part in layout.fragments:
-        master = _blocks(layout, part, server, "master/")
-        leaves, structure = jax.tree.flatten(optimizer.init(jnp.asarray(master)))
-        read: list[Any] = []
-        for leaf, array in enumerate(leaves):
-            name = f"outer/{part.index}/{leaf}"
-            if array.shape == master.shape:
-                read.append(jnp.asarray(_blocks(layout, part, server, f"{name}/")))
-            else:
-                read.append(jnp.asarray(server[name], array.dtype))
-        fragments.append(
-            FragmentParameters(
-                jnp.asarray(master),
-                jnp.asarray(_blocks(layout, part, weights, "")),
-                jax.tree.unflatten(structure, read),
-            )
-        )
-    return tuple(fragments)
-
-
-def _tensors(part: FragmentLayout, blocks: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    """A fragment value as float32 tensors of the model's shapes, by prefixed path."""
-    blocks_BxN = np.asarray(blocks)
-    tensors = {}
-    for slot in part.slots:
-        flat = blocks_BxN[slot.row_start : slot.row_stop].reshape(-1)[: slot.size]
-        tensors[prefix + slot.spec.path] = flat.reshape(slot.spec.shape).copy()
-    return tensors
-
-
-def _blocks(
-    layout: Layout, part: FragmentLayout, tensors: Mapping[str, np.ndarray], prefix: str
-) -> np.ndarray:
-    """Undoes `_tensors`."""
-    blocks_BxN = np.zeros((layout.rows_padded, layout.block), np.float32)
-    for slot in part.slots:
-        flat = blocks_BxN[slot.row_start : slot.row_stop].reshape(-1)
-        flat[: slot.size] = tensors[prefix + slot.spec.path].reshape(-1)
-    return blocks_BxN
+def _check_files(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Raises what DAMAGE names for a format that is not known, or a file that is damaged."""
+    match manifest["format"]:
+        case 2:
+            for name, sums in manifest["crc32c"].items():
+                check(path / name, sums)
+        case 1:
+            for name, checksum in manifest["sha256"].items():
+                if _sha256(path / name) != checksum:
+                    raise ValueError(f"{name} does not match its checksum")
+        case other:
+            raise ValueError(f"format {other} is not {FORMAT}: use the matching release")
 
 
 def _sha256(path: Path) -> str:

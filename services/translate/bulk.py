@@ -5,6 +5,7 @@ from __future__ import annotations
 from diloco.v1 import common_pb2, pull_pb2, push_pb2
 from fragments.payload import Payload
 from fragments.records import Contribution, ContributionKey, Lease, Receipt, Refusal, Update
+from services.errors import MESSAGE_CHARS
 from services.translate.words import (
     REFUSALS,
     known,
@@ -73,7 +74,9 @@ def outcome_to_wire(
 ) -> push_pb2.PushResponse:
     """What Push answers."""
     if isinstance(outcome, Refusal):
-        refusal = push_pb2.Refusal(code=REFUSALS[outcome.code], reason=outcome.reason)
+        # A caller's own text may be part of it.
+        reason = outcome.reason[:MESSAGE_CHARS]
+        refusal = push_pb2.Refusal(code=REFUSALS[outcome.code], reason=reason)
         return push_pb2.PushResponse(refusal=refusal, generation=generation)
     receipt = push_pb2.Receipt(
         key=key_to_wire(outcome.key, run_id), duplicate=outcome.duplicate, late=outcome.late

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fragments.digest import combine, digest_blocks, digest_hex
+from fragments.digest import combine, digest_blocks, digest_hex, words_hex
 
 BITS = hnp.arrays(np.uint32, (3, 8), elements=st.integers(0, 2**32 - 1))
 
@@ -28,7 +28,11 @@ def reference(bits: np.ndarray) -> list[int]:
 
 
 def digest_of(bits: np.ndarray) -> list[int]:
-    return [int(word) for word in digest_blocks(jnp.asarray(bits).view(jnp.float32))]
+    """On a device, which what lives in memory must agree with."""
+    blocks = jnp.asarray(bits).view(jnp.float32)
+    words = [int(word) for word in digest_blocks(blocks)]
+    assert digest_hex(blocks) == words_hex(words)
+    return words
 
 
 @given(BITS)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragments.errors import LayoutError
-from fragments.layout import build_layout
+from fragments.layout import TensorSpec, build_layout
 from fragments.tree import TreeCodec, pack_fragment, tensor_specs, unpack_fragment
 
 
@@ -208,3 +208,31 @@ def test_leaves_and_blocks_that_do_not_fit_are_refused() -> None:
         pack_fragment(layout, 0, [jnp.ones((3,)), jnp.ones((3,))])
     with pytest.raises(LayoutError, match=r"shape \(2, 4\)"):
         unpack_fragment(layout, 0, jnp.ones((2, 4)))
+
+
+def test_replaced_leaves_are_views_of_the_value_and_outlive_it() -> None:
+    """On a processor, where a learner's base and the tensors that it trains from are one memory."""
+    specs = [TensorSpec("['a']", (3, 50), "float32"), TensorSpec("['b']", (70,), "float32")]
+    layout = build_layout(specs, 1, 64, "views")
+    tree = {"a": jnp.zeros((3, 50)), "b": jnp.zeros(70)}
+    codec = TreeCodec(layout, tree)
+    expected = {"a": jnp.arange(150.0).reshape(3, 50), "b": -jnp.arange(70.0)}
+    value_BxN = codec.pack(0, expected)
+    value_BxN.block_until_ready()
+    begin, size = value_BxN.unsafe_buffer_pointer(), value_BxN.nbytes
+    replaced = codec.replace(0, tree, value_BxN)
+    assert all(
+        begin <= leaf.unsafe_buffer_pointer() < begin + size for leaf in jax.tree.leaves(replaced)
+    )
+    del value_BxN
+    for name, leaf in replaced.items():
+        np.testing.assert_array_equal(leaf, expected[name])
+    assert jax.jit(lambda tree: tree["a"].sum())(replaced) == expected["a"].sum()
+
+
+def test_replaced_leaves_of_a_narrower_dtype_are_their_own() -> None:
+    layout = build_layout([TensorSpec("['a']", (64,), "bfloat16")], 1, 64, "narrow")
+    tree = {"a": jnp.zeros(64, jnp.bfloat16)}
+    (leaf,) = jax.tree.leaves(TreeCodec(layout, tree).replace(0, tree, jnp.ones((1, 64))))
+    assert leaf.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(leaf.astype(jnp.float32), np.ones(64, np.float32))

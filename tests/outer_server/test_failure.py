@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from safetensors import SafetensorError
 
 from fragments.errors import BusyError, RunDirectoryError
 from fragments.records import (
@@ -24,9 +23,9 @@ from fragments.records import (
 )
 from outer_server import engine
 from outer_server.server import OuterServer
-from outer_server.store import snapshot
 from outer_server.store.rundir import create_run
 from outer_server.store.snapshot import numbered
+from outer_server.store.tensors import TensorWriter
 from tests.support.tiny import tiny_birth, tiny_spec
 
 
@@ -86,10 +85,10 @@ def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_the_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+        raise OSError(28, "No space left on device")
 
     spec = tiny_spec()
     create_run(tmp_path / "run", spec, *tiny_birth(spec))
     with pytest.raises(RunDirectoryError, match="make room"), OuterServer(tmp_path / "run"):
-        monkeypatch.setattr(snapshot, "save_file", full)
+        monkeypatch.setattr(TensorWriter, "write", full)
     assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["000000"]

@@ -124,3 +124,12 @@ def test_a_learner_replaced_by_two_halves_changes_nothing(radial: bool) -> None:
     whole = _merged([(0.6, (3, 4)), (0.4, (8, 6))], radial=radial)
     halves = _merged([(0.3, (3, 4)), (0.3, (3, 4)), (0.4, (8, 6))], radial=radial)
     np.testing.assert_allclose(whole, halves, rtol=1e-6)
+
+
+def test_values_without_a_finite_norm_give_nothing_finite_and_no_warning() -> None:
+    """Any finite float32 may come over the wire; the outer step then refuses what is not finite."""
+    codes = np.zeros((LAYOUT.rows_padded, BLOCK), np.float32)
+    codes[ROW_OF["v"], :2] = 2.0**127
+    bits = np.full(LAYOUT.rows_padded, 0x3F80, np.uint16)
+    merged = merge([Part(1.0, ((codes, bits),))], FRAGMENT, LAYOUT.rows_padded, radial=True)
+    assert not np.isfinite(merged[ROW_OF["v"], :2]).any()

@@ -93,7 +93,9 @@ def test_after_an_unclean_stop_a_new_epoch_begins(run: Path) -> None:
         assert server.status().epoch == 2
 
 
-@pytest.mark.parametrize("victim", ["weights.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "victim", ["weights.safetensors", "server.safetensors", "state.json", "manifest.json"]
+)
 def test_a_damaged_newest_snapshot_is_passed_over_in_a_new_epoch(run: Path, victim: str) -> None:
     with OuterServer(run) as server:
         digests = [fragment.digest for fragment in server.status().fragments]

@@ -243,6 +243,22 @@ def test_a_message_above_the_limit_is_turned_away(site: Site) -> None:
     assert site.outer.contributions == []
 
 
+def test_a_message_that_cannot_be_read_ends_the_push_and_is_not_its_end(site: Site) -> None:
+    """All bytes are here when it comes: it is damage all the same, and the push is not taken."""
+    lease = joined(site.link())
+    sent = contribution(os.urandom(3000))
+    whole = [message.SerializeToString() for message in _messages(lease, sent)]
+    with grpc.insecure_channel(site.bulk_address) as channel:
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+            "/diloco.v1.PushService/Push"
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            call(iter([*whole, b"\x0a\xff"]), timeout=10)
+        assert isinstance(error_of(caught.value, site.bulk_address, "a push"), PayloadError)
+    assert site.outer.contributions == []
+    assert _push(site, _messages(lease, sent)).HasField("receipt")
+
+
 def test_a_call_without_a_deadline_is_turned_away(site: Site) -> None:
     lease = joined(site.link())
     with pytest.raises(SettingsError, match="deadline of at most 3600 s"):

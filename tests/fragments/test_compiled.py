@@ -1,0 +1,44 @@
+"""Compiled loops: no fused arithmetic, and they need no place to be kept in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import fragments
+from fragments.compiled import compiled
+from fragments.memory import empty, on_device
+
+
+@compiled
+def _multiply_add(x: np.float32, y: np.float32, z: np.float32) -> np.float32:
+    return np.float32(np.float32(x * y) + z)
+
+
+def test_product_and_sum_are_rounded_each() -> None:
+    x = np.float32(1 + 2**-12)  # The square is 1 + 2^-11 + 2^-24; float32 drops the last.
+    square = np.float32(1 + 2**-11)
+    assert _multiply_add(x, x, -square) == 0.0
+
+
+def test_nothing_writable_is_needed() -> None:
+    """A read-only installation of a user without a home compiles anew in each process."""
+    code = (
+        "import numba.core.caching as c\n"
+        "c.CacheImpl._locator_classes = []\n"
+        "import numpy as np\n"
+        "from fragments.packing import pack\n"
+        "print(pack(np.zeros((1, 5), np.int8)).trits.tolist())"
+    )
+    root = Path(fragments.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.stdout.strip() == "[[121]]", done.stderr
+
+
+def test_jax_takes_over_what_was_made_for_it() -> None:
+    values = empty((3, 5), np.float32)
+    values[:] = 1.5
+    assert np.asarray(on_device(values)).ctypes.data == values.ctypes.data
