@@ -99,7 +99,8 @@ class Connection:
         self._on_change = on_change
         self._lease: Lease | None = None
         self._adopted: dict[int, Adopted] = {}
-        self.last_report = Report(0, 0, 0)
+        now = island.completed
+        self.last_report = Report(now.step, now.tokens, now.cursor)
         self._stream = 0
         self._open = False
         self._asks: dict[int, Ask] = {}

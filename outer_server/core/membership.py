@@ -248,7 +248,7 @@ def _admit(
         report=report,
         heard_at_s=now_s,
         bases=tuple(bases),
-        starts_count=before.starts_count and is_same_process if before else has_trained,
+        starts_count=before.starts_count if before and is_same_process else has_trained,
         stepped_at_s=now_s if all(base.version >= 0 for base in bases) else None,
         cursor=max(hello.cursor, before.cursor if before is not None else 0),
         timing=before.timing if before is not None else Timing(),

@@ -66,8 +66,9 @@ class LearnerRecord:
     step was reported or, before the first, all fragments were adopted; None
     before that: it has no say on the clock yet. `has_stepped`: in this lease.
     `starts_count`: its next report only says where its process counts from: the run went
-    back to a snapshot, and what was trained since is lost; or its name was retired in between, and
-    what it had reported is counted already.
+    back to a snapshot, and what was trained since is lost; or the process has trained before it
+    came (its name was retired or taken in between, or it goes on with the state of another), and
+    what was reported of that is counted already.
     """
 
     name: str

@@ -111,6 +111,10 @@ def test_a_dead_learner_returns_and_contributes_again(returns: str) -> None:
     assert gone.deaths == 1
     assert 0 < gone.contributions_merged < result.learners[0].contributions_merged
     assert result.goodput == pytest.approx(1 - 0.25 / 4 / (1 - 0.25 / 4), abs=0.05)
+    # What its processes trained counts once, whatever of it the last one goes on with; the step
+    # whose report died with the first process does not count at all.
+    steps = sum(one.steps for one in result.learners)
+    assert steps - 1 <= result.tokens_trained / TinyProgram.tokens_per_step <= steps
     assert _everybody_holds_the_same(result)
 
 
