@@ -10,7 +10,7 @@ from pathlib import Path
 from fragments.records import Phase, RunStatus
 from harness.cluster import Cluster
 from harness.drill import Drill
-from harness.plan import EVALUATOR, SERVER, LocalPlan, names_of
+from harness.plan import EVALUATOR, SERVER, Island, LocalPlan, names_of
 from harness.processes import EventKind, Supervisor
 from harness.recorder import Recorder
 from harness.summary import Circumstances, Summary, summarize
@@ -38,6 +38,7 @@ class LocalRun:
     show: Show
     recorder: Recorder = field(default_factory=Recorder)
     _status: RunStatus | None = None
+    _waiting: tuple[Island, ...] = ()
 
     def run(self) -> Summary:
         """Runs all of it.
@@ -56,8 +57,10 @@ class LocalRun:
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
-            for island in plan.islands:
-                cluster.learn(island)
+            cluster.learn(plan.islands[0])
+            self._waiting = plan.islands[1:]
+            if plan.lead_share == 0:
+                self._start_waiting(cluster)
             cluster.evaluate(plan.evaluate_every_s)
             with StatusWatcher(address, _LOOK_S) as watcher:
                 self._follow(cluster, watcher)
@@ -72,7 +75,9 @@ class LocalRun:
         processes = cluster.processes
 
         def is_over() -> bool:
-            self._look(processes, watcher, drill)
+            fresh = self._look(processes, watcher, drill)
+            if fresh is not None and fresh.tokens_trained >= self._lead_tokens:
+                self._start_waiting(cluster)
             if not self._finished():
                 processes.require_alive(SERVER)
                 self._require_a_learner(processes)
@@ -80,9 +85,22 @@ class LocalRun:
 
         cluster.until(is_over, self.plan.wall_limit_s, "the run")
 
+    @property
+    def _lead_tokens(self) -> float:
+        return self.plan.lead_share * self.plan.spec.budget_tokens
+
+    def _start_waiting(self, cluster: Cluster) -> None:
+        """Start the islands that let the first one begin alone."""
+        waiting, self._waiting = self._waiting, ()
+        for island in waiting:
+            cluster.learn(island)
+
+    def _started(self) -> list[str]:
+        return [name for name in names_of(self.plan.islands) if name not in names_of(self._waiting)]
+
     def _settle(self, cluster: Cluster, watcher: StatusWatcher) -> None:
         """Until all but the server have ended, and one more look after that."""
-        names = [*names_of(self.plan.islands), EVALUATOR]
+        names = [*self._started(), EVALUATOR]
         processes = cluster.processes
         all_ended = False
 
@@ -113,12 +131,12 @@ class LocalRun:
         return self._status is not None and self._status.phase is Phase.FINISHED
 
     def _require_a_learner(self, processes: Supervisor) -> None:
-        names = names_of(self.plan.islands)
+        names = self._started()
         if all(processes.settled(name) for name in names):
             processes.require_alive(names[0])
 
     def _require_clean(self, processes: Supervisor) -> None:
-        for name in (*names_of(self.plan.islands), EVALUATOR, SERVER):
+        for name in (*self._started(), EVALUATOR, SERVER):
             if processes.exit_code(name) != 0:
                 processes.require_alive(name)
 
@@ -128,7 +146,7 @@ class LocalRun:
             self.recorder,
             Circumstances(
                 paces_s={island.name: island.pace_s for island in islands},
-                restarts={island.name: processes.restarts(island.name) for island in islands},
+                restarts={name: processes.restarts(name) for name in self._started()},
                 events=processes.events,
                 total_s=processes.now_s,
             ),

@@ -28,14 +28,16 @@ class Island:
 class LocalPlan:
     """A local run: one server, its islands and an evaluator, as processes of this machine.
 
-    `out` gets the run directory, logs, summary and plot. `max_restarts` bounds the restarts of each
-    learner. A run that is not finished after `wall_limit_s` is ended with an error.
+    `out` gets the run directory, logs, summary and plot. The first island begins alone; the others
+    are started when it has trained `lead_share` of the budget. `max_restarts` bounds the restarts
+    of each learner. A run that is not finished after `wall_limit_s` is ended with an error.
     """
 
     out: Path
     spec: RunSpec
     islands: tuple[Island, ...]
     data: str | None = None
+    lead_share: float = 0.0
     kills: tuple[KillOrder, ...] = ()
     evaluate_every_s: float = 2.0
     wall_limit_s: float = 900.0

@@ -52,6 +52,13 @@ class RunSettings(VerbSettings, RunSpec):
     slow_factor: float = Field(
         default=3.0, ge=1, description="the last learner is so many times slower; 1 for none"
     )
+    lead_share: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="the first learner begins alone, and the others are started when it has trained"
+        " this share of the budget (default: the preset's, otherwise 0)",
+    )
     kill: tuple[str, ...] = Field(
         default=(), description="NAME@STEP: kill that learner (-9) at its step, then start it again"
     )
@@ -106,6 +113,9 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     pace_s = settings.pace_s
     if pace_s is None:
         pace_s = base.pace_s if base else 0.0
+    lead_share = settings.lead_share
+    if lead_share is None:
+        lead_share = base.lead_share if base else 0.0
     slow_factor = settings.slow_factor
     if pace_s == 0 and "slow_factor" not in settings.model_fields_set:
         slow_factor = 1.0
@@ -117,6 +127,7 @@ def make_plan(settings: RunSettings) -> LocalPlan:
         spec=spec_of(given, settings.policy, overlay(own, weak)),
         islands=islands,
         data=settings.data,
+        lead_share=lead_share,
         kills=parse_kills(settings.kill, names_of(islands)),
         evaluate_every_s=settings.evaluate_every_s,
         wall_limit_s=settings.wall_limit_s,
