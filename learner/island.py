@@ -85,7 +85,9 @@ class Island:
         self._tree.warm_up(params)
         zeros_BxN = jnp.zeros((self.layout.rows_padded, self.layout.block), jnp.float32)
         quantized = self._reduce(0, self._tree.progress(0, zeros_BxN, params))
-        advance(zeros_BxN, quantized.codes, quantized.step_bits)
+        part = self.layout.fragments[0]
+        payload = self._codec.encode(part, quantized.codes, quantized.step_bits)
+        advance(zeros_BxN, *self._codec.decode(part, self.layout.rows_padded, payload))
 
     def consumed(self, versions: Sequence[int], epoch: int) -> None:
         """Learn from the server which base of each fragment counts as consumed (-1: none).

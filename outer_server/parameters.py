@@ -78,7 +78,8 @@ class Parameters:
         shape = (self.layout.rows_padded, self.layout.block)
         zeros_BxN = jnp.zeros(shape, jnp.float32)
         reduced = self.codec.reduce(zeros_BxN, self._valid[0], 1.0)
-        silent: Encoded = (np.asarray(reduced.codes), np.asarray(reduced.step_bits))
+        part = self.layout.fragments[0]
+        silent = self._decode(0, self.codec.encode(part, reduced.codes, reduced.step_bits))
         for step, mean in ((self._step, False), (self._closing_step, True)):
             merged_BxN = self._merge(self.layout.fragments[0], [Part(1.0, (silent,))], mean=mean)
             bool(step(self.fragments[0], merged_BxN, self._valid[0]).finite)

@@ -98,7 +98,10 @@ def test_a_directory_that_is_no_run_is_code_5(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = subprocess.run(
-        command("serve", str(tmp_path)), env=child_environment(), capture_output=True, text=True
+        command("serve", str(tmp_path), "--address", "127.0.0.1:0"),
+        env=child_environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == exits.RUN_DIRECTORY
     assert done.stderr.startswith(f"diloco: {tmp_path} is not a run directory")
