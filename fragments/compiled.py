@@ -8,6 +8,7 @@ bits on every processor.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -30,5 +31,15 @@ def compiled(loop: _Loop) -> _Loop:
 
 
 def _jit(loop: Callable[..., Any], *, is_kept: bool) -> Callable[..., Any]:
-    made: Callable[..., Any] = numba.njit(loop, cache=is_kept, nogil=True, error_model="numpy")
-    return made
+    made: Any = numba.njit(loop, cache=is_kept, nogil=True, error_model="numpy")
+    if is_kept:
+        # The first call keeps what it has compiled: a full disk must not fail it.
+        keep = made._cache.save_overload
+
+        def keep_if_possible(signature: Any, compiled_loop: Any) -> None:
+            with contextlib.suppress(OSError):
+                keep(signature, compiled_loop)
+
+        made._cache.save_overload = keep_if_possible
+    kept: Callable[..., Any] = made
+    return kept

@@ -152,6 +152,7 @@ class StudyRun:
         missing = sum(len(job.rows) for job in jobs)
         self._say(f"{self._study.name}: {total} cells, {total - missing} there already")
         if jobs:
+            self._store.prepare(self._study.name)
             self._make(jobs, stop)
         headline = write_tables(self._study, self._out)
         if self._refused:
@@ -202,7 +203,10 @@ class StudyRun:
                 if not stop.is_set():
                     self._note_refused(job, str(error))
             else:
-                self._finish(job, answer, worker.hello, total)
+                try:
+                    self._finish(job, answer, worker.hello, total)
+                except OSError as error:
+                    self._note_refused(job, f"it cannot be kept: {error}")
 
     def _hire(self, stop: threading.Event) -> Worker:
         worker = Worker(self._cache)

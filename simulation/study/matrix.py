@@ -19,7 +19,8 @@ from simulation.world import World
 
 Start = Literal["scratch", "warm"]
 Kind = Literal["rounds", "pushes", "data_parallel", "alone"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}$")]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Reference = Literal["dp", "alone", "equal", "sync"]
 """What a row may be held to: data-parallel, one learner alone, the same with equal learners, and
 synchronous DiLoCo.
@@ -60,9 +61,9 @@ class Row(_Model):
     late_against: Literal["base", "current"] = "base"
     spec: dict[str, Any] = Field(default_factory=dict)
     world: dict[str, Any] = Field(default_factory=dict)
-    vary: dict[str, list[Any]] = Field(default_factory=dict)
+    vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     starts: tuple[Start, ...] | None = None
-    seeds: tuple[int, ...] | None = None
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     versus: dict[Reference, Name] = Field(default_factory=dict)
 
 
@@ -74,7 +75,7 @@ class Study(_Model):
     about: str = ""
     against_bits: bool = False
     data: str | None = None
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
     starts: Annotated[tuple[Start, ...], Field(min_length=1)] = ("scratch",)
     warm: Warm | None = None
     spec: dict[str, Any] = Field(default_factory=dict)
@@ -153,9 +154,12 @@ def load_study(path: Path) -> Study:
     """
     try:
         study = Study.model_validate(_document(path))
+        plan(study)
     except ValidationError as error:
         raise SettingsError(f"{path}: {_explain(error)}") from error
-    plan(study)
+    except (AttributeError, TypeError, ValueError) as error:
+        # A table where a value is wanted, or the other way round.
+        raise SettingsError(f"{path}: {error}") from error
     return study
 
 

@@ -62,6 +62,14 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    def prepare(self, study: str) -> None:
+        """Raises SettingsError where the cells of a study could not be written."""
+        try:
+            (self._directory / study).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            place = self._directory / study
+            raise SettingsError(f"cells cannot be kept in {place}: {error.strerror}") from error
+
     def path(self, study: str, row: str, seed: int) -> Path:
         """Where a cell is, or would be."""
         return self._directory / study / f"{row}-{seed}.json"
@@ -89,7 +97,10 @@ class Store:
         found: dict[str, Cell] = {}
         for path in sorted(self._directory.glob("*/*.json")):
             row, _, seed = path.stem.rpartition("-")
-            cell = self.read(path.parent.name, row, int(seed)) if seed.isdigit() else None
+            try:
+                cell = self.read(path.parent.name, row, int(seed)) if seed.isdigit() else None
+            except SettingsError:  # It is told where it is wanted; here another may serve.
+                continue
             if cell is not None and cell.is_current:
                 found.setdefault(cell.recipe_digest, cell)
         return found

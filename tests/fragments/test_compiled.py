@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import fragments
 from fragments.compiled import compiled
@@ -24,17 +26,29 @@ def test_product_and_sum_are_rounded_each() -> None:
     assert _multiply_add(x, x, -square) == 0.0
 
 
-def test_nothing_writable_is_needed() -> None:
-    """A read-only installation of a user without a home compiles anew in each process."""
+NO_PLACE = "import numba.core.caching as c; c.CacheImpl._locator_classes = []"
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+
+
+@pytest.mark.parametrize("trouble", [NO_PLACE, FULL_DISK])
+def test_nothing_writable_is_needed(trouble: str, tmp_path: Path) -> None:
+    """A read-only installation of a user without a home, or one on a full disk, compiles anew in
+    each process.
+    """
     code = (
-        "import numba.core.caching as c\n"
-        "c.CacheImpl._locator_classes = []\n"
+        f"{trouble}\n"
         "import numpy as np\n"
         "from fragments.packing import pack\n"
         "print(pack(np.zeros((1, 5), np.int8)).trits.tolist())"
     )
     root = Path(fragments.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        cwd=root,
+    )
     assert done.stdout.strip() == "[[121]]", done.stderr
 
 

@@ -109,6 +109,31 @@ def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:
         load_study(tmp_path / "bad.toml")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        'base = ""',
+        'vary = { "spec" = [1, 2] }',
+        'vary = { "spec.outer" = [1], "spec.outer.momentum" = [0.1] }',
+        'vary = { "spec.merge" = [] }',
+        f'vary = {{ "spec.outer.learning_rate" = [1{"0" * 90}] }}',
+        "seeds = []",
+        "seeds = [9999999999999999]",
+        "world.step_s = inf",
+    ],
+)
+def test_wrong_kinds_of_value_are_told_in_a_sentence(tmp_path: Path, wrong: str) -> None:
+    above, below = (wrong, "") if wrong.startswith("base") else ("", wrong)
+    path = tmp_path / "s.toml"
+    path.write_text(
+        f'{above}\nname = "s"\ntitle = "S"\nseeds = [0]\nstarts = ["scratch"]\n'
+        f'spec.budget_tokens = 960\nworld.speeds = [1]\n[[rows]]\nname = "a"\n{below}\n',
+        encoding="utf-8",
+    )
+    with pytest.raises(SettingsError, match=r"s\.toml|learning_rate|row a"):
+        load_study(path)
+
+
 def test_a_study_is_laid_over_its_base(tmp_path: Path) -> None:
     common = 'name = "base"\ntitle = "Base"\nseeds = [0]\nspec = { quorum = 2, fragments = 3 }\n'
     (tmp_path / "base.toml").write_text(
@@ -224,6 +249,22 @@ def test_a_run_is_found_by_its_recipe_whatever_its_row_is_called(tmp_path: Path)
     cell = _cell("another_name", recipe, 2.5)
     store.write(cell)
     assert store.by_recipe() == {recipe.digest: cell}
+
+
+def test_a_damaged_cell_of_another_study_is_passed_over(tmp_path: Path) -> None:
+    store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
+    store.write(_cell("a", recipe, 2.0))
+    store.path("other", "b", 0).parent.mkdir()
+    store.path("other", "b", 0).write_text("{", encoding="utf-8")
+    assert list(store.by_recipe()) == [recipe.digest]
+    with pytest.raises(SettingsError, match="no finished cell"):
+        store.read("other", "b", 0)
+
+
+def test_where_no_cell_can_be_kept_none_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match="cells cannot be kept in"):
+        Store(tmp_path / "file").prepare("small")
 
 
 def test_a_diverged_run_survives_its_file(tmp_path: Path) -> None:
