@@ -2,7 +2,8 @@
 
     run.json        format, spec           written once
     layout.json     which tensor is where  written once
-    server.json     generation, epoch, clean: rewritten at each start and clean stop
+    server.json     generation, epoch, clean, and after a clean stop the name of its snapshot:
+                    rewritten at each start and clean stop
     lock            held while a server runs
     snapshots/      see outer_server.store.snapshot
 
@@ -31,7 +32,7 @@ from fragments.runspec import RunSpec
 from outer_server.core.state import new_state
 from outer_server.parameters import Parameters
 from outer_server.store.files import sync_directory, write_atomically
-from outer_server.store.snapshot import Restored, Snapshot, load_newest, save
+from outer_server.store.snapshot import Restored, Snapshot, load_newest, numbered, save
 from outer_server.store.unwritten import Unwritten
 
 FORMAT = 1
@@ -77,8 +78,9 @@ def create_run(
         document = {"format": FORMAT, "spec": json.loads(spec.model_dump_json())}
         write_atomically(draft / "run.json", json.dumps(document, indent=2).encode())
         write_atomically(draft / "layout.json", layout.to_json().encode())
-        write_atomically(draft / "server.json", _server_json(0, state.epoch, clean=True))
-        save(draft / "snapshots", layout, Snapshot(state, Unwritten(parameters.fragments), {}))
+        first = Snapshot(state, Unwritten(parameters.fragments), {})
+        written = save(draft / "snapshots", layout, first)
+        write_atomically(draft / "server.json", _server_json(0, state.epoch, written.name))
         if path.is_dir():
             path.rmdir()
         draft.rename(path)
@@ -129,15 +131,20 @@ class RunDirectory:
         generation, epoch, clean = (record.get(key) for key in ("generation", "epoch", "clean"))
         if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(clean, bool)):
             raise RunDirectoryError(f"{self.path / 'server.json'} is damaged")
-        if not (clean and snapshot.is_newest and epoch == snapshot.state.epoch):
+        # One that was there at a clean stop may have been removed since; run directories of
+        # earlier programs do not name it.
+        newest = numbered(self.path / "snapshots")[-1].name
+        is_last = snapshot.is_newest and record.get("snapshot", newest) == newest
+        if not (clean and is_last and epoch == snapshot.state.epoch):
             epoch = max(epoch, snapshot.state.epoch) + 1
         generation += 1
-        write_atomically(self.path / "server.json", _server_json(generation, epoch, clean=False))
+        write_atomically(self.path / "server.json", _server_json(generation, epoch, None))
         return Start(generation, epoch, snapshot)
 
     def stopped(self, generation: int, epoch: int) -> None:
         """Note, after the last snapshot, that nothing was left unsaved."""
-        write_atomically(self.path / "server.json", _server_json(generation, epoch, clean=True))
+        newest = numbered(self.path / "snapshots")[-1].name
+        write_atomically(self.path / "server.json", _server_json(generation, epoch, newest))
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a snapshot, atomically, and drop old ones."""
@@ -162,8 +169,10 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
     return spec, layout
 
 
-def _server_json(generation: int, epoch: int, *, clean: bool) -> bytes:
-    return json.dumps({"generation": generation, "epoch": epoch, "clean": clean}).encode()
+def _server_json(generation: int, epoch: int, snapshot: str | None) -> bytes:
+    """`snapshot`: the one that a clean stop has left; None while a server runs."""
+    record = {"generation": generation, "epoch": epoch, "clean": snapshot is not None}
+    return json.dumps(record | ({} if snapshot is None else {"snapshot": snapshot})).encode()
 
 
 def _read_json(path: Path) -> dict[str, object]:

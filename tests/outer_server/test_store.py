@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,22 @@ def test_a_damaged_newest_snapshot_is_passed_over_in_a_new_epoch(run: Path, vict
         status = server.status()
     assert [fragment.digest for fragment in status.fragments] == digests
     assert status.epoch == 2
+
+
+def test_a_removed_newest_snapshot_begins_a_new_epoch(run: Path) -> None:
+    with OuterServer(run) as server:
+        assert server.status().epoch == 1
+    shutil.rmtree(numbered(run / "snapshots")[-1])
+    with OuterServer(run) as server:
+        assert server.status().epoch == 2
+
+
+def test_a_run_of_a_program_that_named_no_snapshot_goes_on(run: Path) -> None:
+    record = json.loads((run / "server.json").read_bytes())
+    del record["snapshot"]
+    (run / "server.json").write_text(json.dumps(record))
+    with OuterServer(run) as server:
+        assert server.status().epoch == 1
 
 
 def test_an_epoch_is_never_served_twice(run: Path) -> None:
