@@ -92,7 +92,8 @@ class OuterServer:
             state = resume(start.snapshot.state, start.generation, start.epoch)
             is_continued = start.epoch == start.snapshot.state.epoch
             if not is_continued:
-                _log.warning("unclean_stop", epoch=start.epoch, reason="a new epoch begins")
+                reason = "no clean stop, or its snapshot is gone: versions may be missing"
+                _log.warning("new_epoch", epoch=start.epoch, reason=reason)
             layout, fragments = self._directory.layout, start.snapshot.fragments
             self._parameters = Parameters(self._directory.spec, layout, fragments)
             self._engine = Engine(

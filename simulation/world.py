@@ -99,7 +99,7 @@ class World(_Model):
 
     speeds: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=64)] = (1.0,) * 4
     step_s: Positive = 1.0
-    jitter: NotNegative = 0.0
+    jitter: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     seed: Annotated[int, Field(ge=0)] = 0
     link: Link = Link()
     links: dict[int, Link] = Field(default_factory=dict)

@@ -47,6 +47,7 @@ DAMAGE = (
     KeyError,
     TypeError,
     AttributeError,
+    RecursionError,
     SafetensorError,
     PayloadError,
 )
