@@ -150,6 +150,7 @@ def test_a_server_stops_cleanly_and_serves_the_same_run_again(tmp_path: Path) ->
         "generation": 2,
         "epoch": 1,
         "clean": True,
+        "snapshot": max(path.name for path in (run / "snapshots").iterdir()),
     }
     assert read_run(run)[0].run_id == "tiny"
 
