@@ -93,13 +93,6 @@ def mean_step_s(stamps: Sequence[float], begin_s: float, end_s: float) -> float:
     return (inside[-1] - inside[0]) / (len(inside) - 1)
 
 
-def _demo() -> RunSpec:
-    """The demo's run at its final H, without an end."""
-    spec = endless(preset("demo").spec)
-    (*_, last) = spec.sync_interval
-    return spec.model_copy(update={"sync_interval": (last.model_copy(update={"from_share": 0.0}),)})
-
-
 @dataclass(frozen=True, slots=True)
 class OverheadPlan:
     """What to measure. `spec` is the run; its budget must outlast the bench, and its program is
@@ -107,7 +100,7 @@ class OverheadPlan:
     """
 
     out: Path
-    spec: RunSpec = field(default_factory=_demo)
+    spec: RunSpec = field(default_factory=lambda: endless(preset("demo").spec))
     pairs: int = 7
     window_s: float = 10.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fragments.records import (
     PROTOCOL_VERSION,
@@ -76,9 +77,9 @@ class Run:
             case Discard(keys):
                 self.discarded += keys
 
-    def join(self, name: str, incarnation: str = "1", **hello: object) -> Reply:
+    def join(self, name: str, incarnation: str = "1", **hello: Any) -> Reply:
         base = Hello(PROTOCOL_VERSION, "tiny", LAYOUT, name, Role.LEARNER, incarnation)
-        reply = self.tell(Join(replace(base, **hello)))  # type: ignore[arg-type]  # test keywords
+        reply = self.tell(Join(replace(base, **hello)))
         if isinstance(reply, Welcome):
             self.leases[name] = reply.lease.token
         return reply
