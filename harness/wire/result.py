@@ -87,7 +87,7 @@ def stage_costs(
         return ceilings[name].cpu_s_per_gb
 
     return {
-        "pack": cost("pack"),
+        "progress": cost("progress"),
         "quantize": cost("quantize"),
         "encode": cost("encode"),
         "send_up": cost("grpc") * bits_up / 32,
@@ -97,8 +97,7 @@ def stage_costs(
         "server_encode": cost("encode") / learners,
         "send_down": cost("grpc") * bits_down / 32,
         "decode": cost("decode"),
-        "apply_update": cost("apply_update"),
-        "digest": cost("digest"),
+        "advance": cost("advance"),
         "unpack": cost("unpack"),
     }
 

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fragments.advance import advance
 from fragments.codec import Codec
-from fragments.digest import digest_hex
 from fragments.layout import Layout
 from fragments.payload import decode_int8, encode_int8
-from fragments.quantize import Quantized, apply_update, valid_counts
+from fragments.quantize import Quantized, valid_counts
 from fragments.runspec import RunSpec
 from fragments.tree import TreeCodec
 from harness.programs import load_program
@@ -38,8 +38,9 @@ class _Subject:
     layout: Layout
     tree: TreeCodec
     params: object
+    local: object
     base_BxN: jax.Array
-    local_BxN: jax.Array
+    progress_BxN: jax.Array
     valid_B: jax.Array
 
     @property
@@ -56,9 +57,10 @@ def subject(spec: RunSpec) -> _Subject:
     draw = np.random.default_rng(1)
     base_BxN = tree.pack(0, params)
     noise_BxN = draw.standard_normal(base_BxN.shape, np.float32) * np.float32(0.01)
-    local_BxN = tree.pack(0, tree.replace(0, params, base_BxN + noise_BxN))
+    local = tree.replace(0, params, base_BxN + noise_BxN)
+    progress_BxN = tree.progress(0, base_BxN, local)
     valid_B = jnp.asarray(valid_counts(layout.fragments[0], layout.rows_padded))
-    return _Subject(spec, layout, tree, params, base_BxN, local_BxN, valid_B)
+    return _Subject(spec, layout, tree, params, local, base_BxN, progress_BxN, valid_B)
 
 
 def learner_stages(of: _Subject) -> dict[str, Ceiling]:
@@ -70,12 +72,11 @@ def learner_stages(of: _Subject) -> dict[str, Ceiling]:
     payload = encode_int8(fragment, codes, step_bits, of.spec.codec.zstd_level)
     stages: dict[str, Callable[[], object]] = {
         "memory_copy": lambda: np.copyto(target, source),
-        "pack": lambda: _done(of.tree.pack(0, of.params)),
+        "progress": lambda: of.tree.progress(0, of.base_BxN, of.local),
         "quantize": lambda: _done(_reduced(of)),
         "encode": lambda: encode_int8(fragment, codes, step_bits, of.spec.codec.zstd_level),
         "decode": lambda: decode_int8(fragment, rows, payload),
-        "apply_update": lambda: _done(apply_update(of.base_BxN, codes, step_bits)),
-        "digest": lambda: digest_hex(of.base_BxN),
+        "advance": lambda: advance(of.base_BxN, codes, step_bits),
         "unpack": lambda: _done(of.tree.replace(0, of.params, of.base_BxN)),
     }
     return {name: measured(_silent(work), of.fp32_bytes) for name, work in stages.items()}
@@ -114,7 +115,7 @@ def _encoded(of: _Subject) -> tuple[np.ndarray, np.ndarray]:
 
 def _reduced(of: _Subject) -> Quantized:
     codec, fraction = Codec.of(of.spec.codec), of.spec.codec.step_fraction_up
-    return codec.difference(of.base_BxN, of.local_BxN, of.valid_B, fraction)
+    return codec.reduce(of.progress_BxN, of.valid_B, fraction)
 
 
 def _done(made: object) -> None:

@@ -87,14 +87,14 @@ def test_a_stage_is_timed_by_the_gb_and_counts_what_it_took_elsewhere() -> None:
 
 
 def test_what_a_round_trip_needs_is_the_sum_of_its_stages() -> None:
-    names = ("pack", "quantize", "encode", "decode", "merge", "apply_update", "digest", "unpack")
+    names = ("progress", "quantize", "encode", "decode", "merge", "advance", "unpack")
     found = {name: Ceiling(fp32_gb_per_s=1, cpu_s_per_gb=0.1) for name in names}
     found["grpc"] = Ceiling(fp32_gb_per_s=1, cpu_s_per_gb=1.6)
     found["outer_step"] = Ceiling(fp32_gb_per_s=1, cpu_s_per_gb=0.8)
     costs = stage_costs(found, learners=4, bits_up=2.0, bits_down=4.0)
-    # Eight stages of each learner and one decoding for it on the server; the wire by its bits; and
+    # Seven stages for each learner and one more decoding, at the server; the wire by its bits; and
     # a quarter of what the server does once.
-    assert sum(costs.values()) == pytest.approx(0.9 + 1.6 * 6 / 32 + (0.8 + 0.1) / 4)
+    assert sum(costs.values()) == pytest.approx(0.8 + 1.6 * 6 / 32 + (0.8 + 0.1) / 4)
     assert limit_gb_per_s({"all": 0.5}, learners=2, cores=2) == pytest.approx(2.0)
 
 
