@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from cli.keys import VerbSettings
 from cli.stop import stop_on_signal
 
-Result = TypeVar("Result")
+Result = TypeVar("Result", bound=BaseModel)
 
 Bench = Callable[[Path, threading.Event, Callable[[str], None]], Result]
 """Takes a directory to write in, what stops it, and what takes its lines; raises StoppedError."""
@@ -29,8 +29,11 @@ class MeasureSettings(VerbSettings):
     )
 
 
-def measure(out: Path | None, bench: Bench[Result]) -> Result | None:
-    """What `bench` measures, writing in `out` or where nothing is kept; None where it was stopped.
+def measure(
+    settings: MeasureSettings, bench: Bench[Result], show: Callable[[Result], None]
+) -> Result | None:
+    """What `bench` measures, writing where the settings say; None where it was stopped. It is
+    printed, as JSON or by `show`.
 
     Raises:
         RunDirectoryError: when `out` holds something that is no earlier run of ours.
@@ -40,10 +43,16 @@ def measure(out: Path | None, bench: Bench[Result]) -> Result | None:
     with stop_on_signal() as stop, tempfile.TemporaryDirectory(prefix="diloco-bench-") as scratch:
         from harness.cluster import StoppedError
 
-        if out is not None:
-            prepare(out)
+        if settings.out is not None:
+            prepare(settings.out)
+        place = settings.out or Path(scratch)
         try:
-            return bench(out or Path(scratch), stop, lambda line: print(line, file=sys.stderr))
+            result = bench(place, stop, lambda line: print(line, file=sys.stderr))
         except StoppedError:
             print("stopped before the end", file=sys.stderr)
             return None
+    if settings.json_:
+        print(result.model_dump_json(indent=2))
+    else:
+        show(result)
+    return result

@@ -54,16 +54,13 @@ def run(settings: BenchSettings) -> None:
         )
         return WireBench(plan, stop, tell).run()
 
-    result = measure(settings.out, bench)
-    if result is None:
-        return
-    if settings.json_:
-        print(result.model_dump_json(indent=2))
-    else:
+    def show(result: WireResult) -> None:
         from harness.terminal import console
         from harness.wire.report import report_view
 
         console().print(report_view(result))
+
+    measure(settings, bench, show)
 
 
 VERB = Verb(

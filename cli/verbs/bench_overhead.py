@@ -38,12 +38,7 @@ def run(settings: BenchOverheadSettings) -> None:
         plan = OverheadPlan(out=out, pairs=settings.pairs, window_s=settings.window_s)
         return OverheadBench(plan, stop, tell).run()
 
-    result = measure(settings.out, bench)
-    if result is None:
-        return
-    if settings.json_:
-        print(result.model_dump_json(indent=2))
-    else:
+    def show(result: OverheadResult) -> None:
         print(
             f"step time with synchronisation over that without, on core {result.learner_core}:\n"
             f"  median {result.ratio_median:.4f}, at most {result.ratio_upper:.4f} with"
@@ -52,7 +47,9 @@ def run(settings: BenchOverheadSettings) -> None:
             f"  {result.contributions_merged} contributions were merged,"
             f" H = {result.sync_interval_steps}"
         )
-    if not result.within:
+
+    result = measure(settings, bench, show)
+    if result is not None and not result.within:
         raise DilocoError(
             f"steps may take more than {result.bound - 1:.0%} longer: {result.ratio_upper:.4f}"
         )

@@ -51,12 +51,7 @@ def run(settings: BenchPaceSettings) -> None:
         )
         return PaceBench(plan, stop, tell).run()
 
-    result = measure(settings.out, bench)
-    if result is None:
-        return
-    if settings.json_:
-        print(result.model_dump_json(indent=2))
-    else:
+    def show(result: PaceResult) -> None:
         print(
             f"fast learners' step rate with a slow one beside them, over that without:\n"
             f"  median {result.ratio_median:.4f}, from {result.ratio_min:.4f} to"
@@ -64,7 +59,9 @@ def run(settings: BenchPaceSettings) -> None:
             f"  the slow one had {result.slow_contributions_merged} contributions merged;"
             f" nobody waited for more than {result.wait_share_max:.2%} of its time"
         )
-    if not result.equal:
+
+    result = measure(settings, bench, show)
+    if result is not None and not result.equal:
         raise DilocoError(
             f"the rates differ by more than {result.bound:.0%}: {result.ratio_median:.4f}"
         )
