@@ -90,7 +90,9 @@ def test_learner_and_evaluator_finish_a_run_and_the_watcher_sees_it(tmp_path: Pa
     assert int(told[2].replace(",", "")) == 16 * steps
     assert status.weights_digest[:16] in out
     assert "Traceback" not in log
-    assert f"squared distance at step {steps}" in ends["e"][0]
+    # What the server had heard of when it ended; the learner may have made a step more by then.
+    evaluated = [int(step) for step in re.findall(r"squared distance at step (\d+)", ends["e"][0])]
+    assert 200 <= evaluated[-1] <= steps
     seen = [json.loads(line) for line in ends["w"][0].splitlines()]
     assert seen[-1]["phase"] == "finished"
     assert seen[-1]["run_id"] == "tiny"

@@ -17,7 +17,8 @@ import threading
 def burn(over: threading.Event) -> None:
     data = bytes(1000)
     while not over.is_set():
-        data = hashlib.sha256(data).digest() + data[32:]
+        for _ in range(1000):  # Asking whether it is over is no place where time goes.
+            data = hashlib.sha256(data).digest() + data[32:]
 
 
 def main(size: int) -> None:
