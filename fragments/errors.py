@@ -61,3 +61,7 @@ class UnreachableError(DilocoError):
 
 class BusyError(DilocoError):
     """A bounded queue is full: try again a little later."""
+
+
+class StorageError(BusyError):
+    """The disk is full or failing: nothing can be taken until it is not."""

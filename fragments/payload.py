@@ -73,6 +73,11 @@ class Payload:
     crc32c: int
     data: bytes
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the bytes are those that the checksum was taken of."""
+        return bool(google_crc32c.value(self.data) == self.crc32c)
+
 
 def max_raw_size(codec: str, fragment: FragmentLayout) -> int:
     """The most bytes that this fragment may have in `codec` before compression; in f32 and bf16 it

@@ -2,6 +2,9 @@
 
 Other threads hand it events and read the newest immutable state. Merging and
 snapshots are done by one worker thread each; their results come back as events.
+
+What waits in the queue is handled together and written to the journal together. Nothing of it is
+heard of, by a reply, a note or a version, before it is as durable as it must be.
 """
 
 from __future__ import annotations
@@ -10,21 +13,15 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import structlog
 
-from fragments.errors import BusyError
+from fragments.errors import BusyError, StorageError
 from fragments.payload import Payload
-from fragments.records import (
-    ContributionKey,
-    Goodbye,
-    Lease,
-    Phase,
-    Receipt,
-)
+from fragments.records import ContributionKey, Goodbye, Lease, Phase, Receipt, Welcome
 from outer_server.core import membership
 from outer_server.core.events import (
     Attached,
@@ -33,22 +30,39 @@ from outer_server.core.events import (
     Drain,
     Effect,
     Event,
+    Merged,
     Note,
+    Publish,
     Reply,
+    Reported,
     Send,
     StartMerge,
     Tick,
 )
 from outer_server.core.scheduler import Outcome, handle
 from outer_server.core.state import MergeOrder, RunState
-from outer_server.holdings import Holdings, Sink
-from outer_server.parameters import Parameters
+from outer_server.holdings import Sink
 from outer_server.publications import Publications
+from outer_server.recovery import Recovered
 from outer_server.store.snapshot import Snapshot
+from outer_server.store.tape import Entry, Stored
 from outer_server.store.unwritten import Unwritten
 
 QUEUE_LENGTH = 4096
 """Events waiting for the engine; beyond this a caller gets BusyError."""
+
+BATCH_LENGTH = 256
+"""Events that are handled, and made durable, together at most."""
+
+KEPT_LENGTH = 4096
+"""Events kept while the disk takes none; the newest report of a learner stands for those before
+it, so hardly more than a few for each learner come together."""
+
+SYNC_EVERY_S = 1.0
+"""What nobody was told of (reports, adoptions) is durable within this time."""
+
+RETRY_S = 1.0
+"""How often a journal that could not be written is tried again."""
 
 CALL_TIMEOUT_S = 30.0
 """Longest wait for a reply; the engine answers in well under a millisecond unless stuck."""
@@ -90,46 +104,60 @@ class _Item:
     event: Event | _Detached
     reply: Future[Reply] | None = None
     payload: Payload | None = None
+    stored: Stored | None = None
     sink: Sink | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Handled:
+    """An item whose outcome is about to be heard of. `position`: of its event on the tape."""
+
+    item: _Item
+    outcome: Outcome
+    position: int | None
+    ends_run: bool
 
 
 class Engine:
     """Runs the scheduler. Thread-safe but for `start` and `stop`.
 
     Args:
-        parameters: the run's tensors; from now on the merge thread's own.
-        state: where to go on from, as `core.resume` made it.
-        payloads: contributions that have arrived and are not merged yet.
-        save: writes a snapshot; called from a worker thread.
+        run: the run as it was found; its tensors are from now on the merge thread's own.
+        save: writes a snapshot and returns up to which event the tape is needed no more; called
+            from a worker thread.
         snapshots: when a snapshot is due.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
-        parameters: Parameters,
-        state: RunState,
-        payloads: Mapping[ContributionKey, Payload],
-        save: Callable[[Snapshot], None],
+        run: Recovered,
+        save: Callable[[Snapshot], int | None],
         snapshots: SnapshotRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = state
-        self._parameters = parameters
-        self._holdings = Holdings(parameters, state, payloads)
+        self._state = run.state
+        self._parameters = run.parameters
+        self._holdings = run.holdings
+        self._journal = run.journal
         self._save = save
         self._snapshots = snapshots
-        self._saved_rounds, self._saved_at_s = state.rounds_merged, 0.0
+        self._saved_rounds, self._saved_at_s = run.saved_rounds, 0.0
         self._clock = clock
         self._began_s = clock()
-        self._layout_digest = parameters.layout.digest
+        self._layout_digest = run.parameters.layout.digest
         self._queue: queue.Queue[_Item | None] = queue.Queue(QUEUE_LENGTH)
         self._merger = ThreadPoolExecutor(1, "merge")
         self._saver = ThreadPoolExecutor(1, "snapshot")
         self._saving: Future[None] | None = None
         self._unwritten = Unwritten(())
+        self._covered: int | None = None
+        self._synced_at_s = 0.0
+        self._stalled_at_s = 0.0
+        self._kept: list[_Item] = []
+        self.stalled = ""
         self.failed = threading.Event()
-        self._current: _Item | None = None
+        self._current: list[_Item] = []
         self._thread = threading.Thread(target=self._run, name="engine")
 
     @property
@@ -160,19 +188,32 @@ class Engine:
         if self.failed.is_set():
             self._merger.shutdown(wait=True)
             self._saver.shutdown(wait=True)
+            self._journal.close()
             return
-        self.call(Drain(reason))
+        with contextlib.suppress(StorageError):
+            self.call(Drain(reason))
         self._merger.shutdown(wait=True)
         self._queue.put(None, timeout=CALL_TIMEOUT_S)
         self._thread.join()
         self._saver.shutdown(wait=True)
         self._holdings.send(None, Goodbye(None, reason))
-        self._save(self._snapshot(self._state))
+        try:
+            self._save(self._snapshot(self._state, self._journal.position))
+        finally:
+            self._journal.close()
 
-    def call(self, event: Event, payload: Payload | None = None, sink: Sink | None = None) -> Reply:
-        """Hand in an event and wait for its reply. Raises BusyError, also when the engine died."""
+    def call(
+        self,
+        event: Event,
+        payload: Payload | None = None,
+        stored: Stored | None = None,
+        sink: Sink | None = None,
+    ) -> Reply:
+        """Hand in an event and wait for its reply. Raises BusyError, also when the engine died, and
+        StorageError when it cannot be made durable: then it has not happened.
+        """
         reply: Future[Reply] = Future()
-        self._put(_Item(event, reply, payload, sink))
+        self._put(_Item(event, reply, payload, stored, sink))
         return reply.result(CALL_TIMEOUT_S)
 
     def tell(self, event: Event) -> None:
@@ -206,7 +247,7 @@ class Engine:
 
     def _refuse_waiting(self) -> None:
         """Tell those who wait for a reply that none will come."""
-        waiting = [self._current]
+        waiting: list[_Item | None] = [*self._current, *self._kept]
         with contextlib.suppress(queue.Empty):
             while True:
                 waiting.append(self._queue.get_nowait())
@@ -218,20 +259,30 @@ class Engine:
         wake_at_s = 0.0
         progress_at_s = self.now_s() + PROGRESS_EVERY_S
         before_s = self.now_s()
-        while True:
+        is_over = False
+        while not is_over:
             before_s = self._leave_out_standstill(before_s)
             timeout_s = max(0.0, min(wake_at_s, progress_at_s) - self.now_s())
-            try:
-                item = self._queue.get(timeout=timeout_s)
-            except queue.Empty:
-                item = _Item(Tick())
-            if item is None:
-                return
-            self._current = item
-            wake_at_s = self._handle(item)
+            items, is_over = self._gather(timeout_s)
+            self._current = items
+            wake_at_s = self._handle_all(items or [_Item(Tick())])
+            self._current = []
             if self.now_s() >= progress_at_s:
                 progress_at_s = self.now_s() + PROGRESS_EVERY_S
                 self._holdings.send(None, membership.progress(self._state))
+
+    def _gather(self, timeout_s: float) -> tuple[list[_Item], bool]:
+        """What waits, at most BATCH_LENGTH, and whether nothing more will come."""
+        items: list[_Item] = []
+        with contextlib.suppress(queue.Empty):
+            item = self._queue.get(timeout=timeout_s)
+            while item is not None:
+                items.append(item)
+                if len(items) == BATCH_LENGTH:
+                    return items, False
+                item = self._queue.get_nowait()
+            return items, True
+        return items, False
 
     def _leave_out_standstill(self, before_s: float) -> float:
         """Turn the clock back by what the process stood still (stopped, swapped out), or every
@@ -243,47 +294,113 @@ class Engine:
             self._began_s += stood_s
         return self.now_s()
 
-    def _handle(self, item: _Item) -> float:
+    def _handle_all(self, items: list[_Item]) -> float:
+        """Handle events and let the world hear of them; when to come again."""
+        items = [*self._kept, *items]
+        now_s = self.now_s()
+        try:
+            handled = self._write(items, now_s)
+        except StorageError as error:
+            return self._stall(items, error)
+        if self.stalled:
+            _log.info("storage_works_again", events=len(self._kept))
+        self._kept, self.stalled = [], ""
+        wake_at_s = now_s + SYNC_EVERY_S
+        for each in handled:
+            self._state = each.outcome.state
+            self._spread(each)
+            wake_at_s = each.outcome.wake_at_s
+        self._save_if_due()
+        return wake_at_s
+
+    def _write(self, items: list[_Item], now_s: float) -> list[_Handled]:
+        """What follows from `items`, on the tape, and durably so where anybody is to hear of it.
+        Raises StorageError; then nothing has happened.
+        """
+        state, handled, entries = self._state, list[_Handled](), list[Entry]()
+        position, unix_s = self._journal.position, time.time()
+        must_last = now_s - self._synced_at_s >= SYNC_EVERY_S
+        for item in items:
+            before, outcome = state, self._outcome(state, item, now_s)
+            state = outcome.state
+            if not isinstance(item.event, _Detached) and _is_news(item.event, before, outcome):
+                stored = item.stored if _is_accepted(outcome.reply) else None
+                entries.append(Entry(now_s, unix_s, item.event, stored))
+            must_last = must_last or _must_last(before, outcome)
+            ends_run = state.phase is Phase.FINISHED and before.phase is not Phase.FINISHED
+            at = None if position is None else position + len(entries)
+            handled.append(_Handled(item, outcome, at, ends_run))
+        covered, self._covered = self._covered, None
+        if entries or covered is not None:
+            self._journal.write(entries, durable=must_last, trim=covered)
+            self._synced_at_s = now_s if must_last else self._synced_at_s
+        return handled
+
+    def _outcome(self, state: RunState, item: _Item, now_s: float) -> Outcome:
+        event = item.event
+        if isinstance(event, _Detached):
+            return Outcome(state, (), None, now_s)
+        if isinstance(event, Attached):
+            refusal = membership.check_lease(state, event.learner, event.token)
+            if refusal is not None:
+                return Outcome(state, (), refusal, now_s)
+        outcome = handle(state, event, now_s, self._layout_digest)
+        if isinstance(event, Contributed) and item.payload is None and _is_accepted(outcome.reply):
+            # Refused before its bytes were stored, and acceptable now: it must come again.
+            return Outcome(state, (), None, now_s)
+        return outcome
+
+    def _spread(self, handled: _Handled) -> None:
+        """Let those hear of it who are to."""
+        item, outcome = handled.item, handled.outcome
         event = item.event
         if isinstance(event, _Detached):
             self._holdings.detach(event.learner, item.sink)
-            return self.now_s()
-        if isinstance(event, Attached) and item.sink is not None:
-            refusal = membership.check_lease(self._state, event.learner, event.token)
-            if refusal is None:
-                self._holdings.attach(event.learner, item.sink)
-            elif item.reply is not None:
-                item.reply.set_result(refusal)
-                return self.now_s()
-        outcome = handle(self._state, event, self.now_s(), self._layout_digest)
-        is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
-        if isinstance(event, Contributed) and is_new and item.payload is not None:
+        if isinstance(event, Attached) and item.sink is not None and outcome.reply is None:
+            self._holdings.attach(event.learner, item.sink)
+        if isinstance(event, Contributed) and item.payload and _is_accepted(outcome.reply):
             self._holdings.payloads[event.meta.key] = item.payload
-        effects = self._make_final(outcome) if self._ends_run(outcome) else outcome.effects
-        self._state = outcome.state
-        for effect in effects:
+        for effect in self._make_final(handled) if handled.ends_run else outcome.effects:
             self._perform(effect)
         if item.reply is not None:
             item.reply.set_result(outcome.reply)
-        self._save_if_due()
-        return outcome.wake_at_s
 
-    def _ends_run(self, outcome: Outcome) -> bool:
-        is_over = outcome.state.phase is Phase.FINISHED
-        return is_over and self._state.phase is not Phase.FINISHED
+    def _stall(self, items: list[_Item], error: StorageError) -> float:
+        """Nothing can be written: refuse what wants an answer, keep the rest for later, and let no
+        time pass. When to come again.
+        """
+        if not self.stalled:
+            _log.error("storage_failed", reason=str(error))
+            self._stalled_at_s = self.now_s()
+        self.stalled = str(error)
+        reports: dict[str, _Item] = {}
+        merged, rest = list[_Item](), list[_Item]()
+        for item in items:
+            if isinstance(item.event, Reported):
+                reports[item.event.learner] = item
+            elif isinstance(item.event, Merged):
+                merged.append(item)
+            elif item.reply is not None:
+                item.reply.set_exception(error)
+            elif not isinstance(item.event, Tick):
+                rest.append(item)
+        self._kept = [*reports.values(), *merged, *rest[-KEPT_LENGTH:]]
+        self._began_s += max(0.0, self.now_s() - self._stalled_at_s)
+        return self.now_s() + RETRY_S
 
-    def _make_final(self, outcome: Outcome) -> list[Effect]:
-        """Nobody hears that the run is finished before its last state is on disk: learners leave
-        then, and nobody would be left to train again what a crash had lost.
+    def _make_final(self, handled: _Handled) -> list[Effect]:
+        """Nobody hears that the run is finished before its last state is in a snapshot: learners
+        leave then, and nobody would be left to train again what a crash had lost.
         """
         spoken: list[Effect] = []
-        for effect in outcome.effects:
+        for effect in handled.outcome.effects:
             if isinstance(effect, Send | Disconnect):
                 spoken.append(effect)
             else:
                 self._perform(effect)
         # By the one thread that writes, so that it does not meet a snapshot under way.
-        self._saver.submit(self._save_logged, self._snapshot(outcome.state)).result()
+        final = self._snapshot(handled.outcome.state, handled.position)
+        self._saver.submit(self._save_logged, final).result()
         return spoken
 
     def _perform(self, effect: Effect) -> None:
@@ -320,18 +437,39 @@ class Engine:
         if self._saving is not None and not self._saving.done():
             return
         self._saved_at_s = now_s
-        snapshot = self._snapshot(self._state)
+        snapshot = self._snapshot(self._state, self._journal.position)
         self._unwritten = snapshot.fragments
         self._saving = self._saver.submit(self._save_logged, snapshot)
 
     def _save_logged(self, snapshot: Snapshot) -> None:
         try:
-            self._save(snapshot)
+            covered = self._save(snapshot)
         except Exception as error:  # noqa: BLE001  left in a future it would be lost
             _log.error("snapshot_failed", reason=str(error))
         else:
             self._saved_rounds = snapshot.state.rounds_merged
+            if covered is not None:
+                self._covered = covered
 
-    def _snapshot(self, state: RunState) -> Snapshot:
+    def _snapshot(self, state: RunState, position: int | None) -> Snapshot:
         fragments = Unwritten(self._holdings.published)
-        return Snapshot(state, fragments, dict(self._holdings.payloads))
+        return Snapshot(state, fragments, dict(self._holdings.payloads), position)
+
+
+def _is_news(event: Event, before: RunState, outcome: Outcome) -> bool:
+    """Whether the tape must have it: time that passes mostly changes nothing."""
+    return not isinstance(event, Tick) or bool(outcome.effects) or outcome.state != before
+
+
+def _is_accepted(reply: Reply) -> bool:
+    """Whether a contribution counts from now on."""
+    return isinstance(reply, Receipt) and not reply.duplicate
+
+
+def _must_last(before: RunState, outcome: Outcome) -> bool:
+    """Whether somebody is to hear of something that must not be forgotten: that a contribution
+    counts, that a lease was granted, a version, a new phase.
+    """
+    if isinstance(outcome.reply, Receipt | Welcome) or outcome.state.phase is not before.phase:
+        return True
+    return any(isinstance(effect, Publish) for effect in outcome.effects)

@@ -45,6 +45,18 @@ class Holdings:
         self.publications = Publications(parameters.full)
         self._parameters = parameters
         self._results: dict[tuple[int, int], tuple[Update, FragmentParameters]] = {}
+        self._epoch = 0
+        self.renew(state)
+
+    def renew(self, state: RunState) -> None:
+        """Go on under a new server. In a new epoch no update leads from an old version to one of
+        it, and contributions to the old ones are let go of.
+        """
+        if state.epoch == self._epoch:
+            return
+        if self._epoch:
+            self.payloads.clear()
+        self._epoch = state.epoch
         for index, fragment in enumerate(state.fragments):
             version = membership.version_of(state, index)
             broadcast = self.published[index].broadcast_BxN

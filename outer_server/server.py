@@ -6,13 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-import structlog
-
-from fragments.errors import PayloadError, RefusedError
+from fragments.errors import BusyError, PayloadError, RefusedError
 from fragments.records import (
     PROTOCOL_VERSION,
     Adopted,
@@ -45,14 +43,12 @@ from outer_server.core.events import (
     Reply,
     Reported,
 )
-from outer_server.core.resume import resume
 from outer_server.core.state import ContributionMeta, RunState
 from outer_server.engine import Engine, SnapshotRule
 from outer_server.holdings import Sink
-from outer_server.parameters import Parameters
+from outer_server.recovery import recover, stopped
+from outer_server.store.disk import REAL_DISK, Disk
 from outer_server.store.rundir import RunDirectory
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,14 @@ class OuterServer:
 
     Calls that take a lease raise RefusedError when it may not speak. Raises
     RunDirectoryError when the directory cannot be used.
+
+    Args:
+        path: what `store.rundir.create_run` made.
+        snapshots: when they are written.
+        clock: seconds, monotonic.
+        keep_journal: without one, an unclean stop goes back to the newest snapshot.
+        take_over: go on with a copy of a run directory, in a new epoch.
+        disk: how the run directory is written.
     """
 
     def __init__(
@@ -75,8 +79,14 @@ class OuterServer:
         path: Path,
         snapshots: SnapshotRule = SnapshotRule(),  # noqa: B008  frozen
         clock: Callable[[], float] = time.monotonic,
+        *,
+        keep_journal: bool = True,
+        take_over: bool = False,
+        disk: Disk = REAL_DISK,
     ) -> None:
-        self._directory = RunDirectory(path)
+        self._directory = RunDirectory(path, disk)
+        self._keep_journal = keep_journal
+        self._take_over = take_over
         self._snapshots = snapshots
         self._clock = clock
         self._traffic: dict[str, Traffic] = {}
@@ -86,24 +96,12 @@ class OuterServer:
     def __enter__(self) -> OuterServer:
         self._directory.__enter__()
         try:
-            # Not kept: it holds all weights as they were at the start.
-            start = self._directory.start()
-            self._generation, self._epoch = start.generation, start.epoch
-            state = resume(start.snapshot.state, start.generation, start.epoch)
-            is_continued = start.epoch == start.snapshot.state.epoch
-            if not is_continued:
-                reason = "no clean stop, or its snapshot is gone: versions may be missing"
-                _log.warning("new_epoch", epoch=start.epoch, reason=reason)
-            layout, fragments = self._directory.layout, start.snapshot.fragments
-            self._parameters = Parameters(self._directory.spec, layout, fragments)
-            self._engine = Engine(
-                self._parameters,
-                state,
-                start.snapshot.payloads if is_continued else {},
-                self._directory.save,
-                self._snapshots,
-                self._clock,
+            run = recover(
+                self._directory, keep_journal=self._keep_journal, take_over=self._take_over
             )
+            self._parameters, self._journal = run.parameters, run.journal
+            self._generation = run.state.generation
+            self._engine = Engine(run, self._directory.save, self._snapshots, self._clock)
             self._engine.start()
         except BaseException:
             self._directory.__exit__(None, None, None)
@@ -119,7 +117,7 @@ class OuterServer:
         try:
             self._engine.stop("the server is stopping")
             if not self.failed:
-                self._directory.stopped(self._generation, self._epoch)
+                stopped(self._directory)
         finally:
             self._directory.__exit__(kind, error, traceback)
 
@@ -226,10 +224,11 @@ class OuterServer:
             contribution.asked_version,
             status.payload_digest(payload),
         )
-        answer = _granted(self._engine.call(event, payload=payload))
-        if not isinstance(answer, Receipt):
-            raise TypeError(f"a contribution is answered with Receipt, not {answer!r}")
-        return answer
+        if receive.admissible(self._engine.state, event) is not None:
+            # A repetition, or refused: nothing to be kept of it, but it is counted.
+            return _receipt(self._engine.call(event))
+        with self._journal.kept(payload) as stored:
+            return _receipt(self._engine.call(event, payload, stored))
 
     def updates(self, lease: Lease, fragment: int, have: Version | None) -> tuple[Update, ...]:
         """What leads from `have` to the newest version; immutable, shared by all readers."""
@@ -267,7 +266,9 @@ class OuterServer:
         with self._traffic_lock:
             traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}
             tokens_per_s = self._tokens_per_s(state, now_s)
-        return status.run_status(state, self._directory.layout, traffic, now_s, tokens_per_s)
+        found = status.run_status(state, self._directory.layout, traffic, now_s, tokens_per_s)
+        stalled = self._engine.stalled
+        return replace(found, phase_reason=stalled) if stalled else found
 
     def _tokens_per_s(self, state: RunState, now_s: float) -> float:
         """Trained tokens a second over the last calls of `status`, at least a second apart."""
@@ -282,6 +283,13 @@ class OuterServer:
         refusal = membership.check_lease(self._engine.state, lease.learner, lease.token)
         if refusal is not None:
             raise RefusedError(refusal.code, refusal.reason)
+
+
+def _receipt(reply: Reply) -> Receipt:
+    answer = _granted(reply)
+    if not isinstance(answer, Receipt):
+        raise BusyError("the server's state has just changed: send it again")
+    return answer
 
 
 def _granted(reply: Reply) -> Reply:

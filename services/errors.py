@@ -28,6 +28,7 @@ from fragments.errors import (
     RefusedError,
     RunDirectoryError,
     SettingsError,
+    StorageError,
     UnreachableError,
 )
 from fragments.records import RefusalCode
@@ -70,6 +71,7 @@ ERRORS: Mapping[type[DilocoError], Entry] = {
     NonFiniteError: Entry(grpc.StatusCode.INVALID_ARGUMENT),
     SettingsError: Entry(grpc.StatusCode.INVALID_ARGUMENT),
     BusyError: Entry(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    StorageError: Entry(grpc.StatusCode.RESOURCE_EXHAUSTED),
     UnreachableError: Entry(grpc.StatusCode.UNAVAILABLE),
     OlderServerError: Entry(grpc.StatusCode.UNAVAILABLE),
     StreamReplacedError: Entry(grpc.StatusCode.ABORTED),

@@ -108,6 +108,14 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """A server goes on with the run, as `core.resume` has it; times count from now."""
+
+    generation: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """The server is about to stop: open no more rounds."""
 
@@ -129,6 +137,7 @@ Event: TypeAlias = (
     | Contributed
     | Attached
     | Merged
+    | Started
     | Drain
     | Tick
 )

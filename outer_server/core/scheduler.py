@@ -29,8 +29,10 @@ from outer_server.core.events import (
     Reply,
     Reported,
     Send,
+    Started,
     Tick,
 )
+from outer_server.core.resume import resume
 from outer_server.core.state import RoundStage, RunState
 
 
@@ -46,6 +48,8 @@ class Outcome:
 
 def handle(state: RunState, event: Event, now_s: float, layout_digest: str) -> Outcome:
     """Apply one event at `now_s` (seconds, monotonic) and every rule that it sets off."""
+    if isinstance(event, Started):
+        return Outcome(resume(state, event.generation, event.epoch), (), None, now_s)
     state, reply, effects = _record(state, event, now_s, layout_digest)
     state, more, wake_at_s = settle(state, now_s)
     return Outcome(state, (*effects, *more), reply, wake_at_s)
@@ -67,7 +71,7 @@ def _record(
             if state.phase in (Phase.DRAINING, Phase.FINISHED):
                 return state, None, []
             return _enter(state, Phase.DRAINING, event.reason)
-        case Tick():
+        case Tick() | Started():
             return state, None, []
         case Contributed():
             known = receive.heard(state, event.learner, event.token, now_s)

@@ -2,10 +2,10 @@
 
     run.json        format, spec           written once
     layout.json     which tensor is where  written once
-    server.json     generation, epoch, clean, and after a clean stop the name of its snapshot:
-                    rewritten at each start and clean stop
+    server.json     `ServerRecord`: rewritten at each start and clean stop
     lock            held while a server runs
     snapshots/      see outer_server.store.snapshot
+    journal/        see outer_server.store.journal
 
 Readable without this program: JSON and safetensors.
 """
@@ -15,24 +15,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 import numpy as np
 from jaxtyping import Float32
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from fragments.errors import LayoutError, RunDirectoryError
 from fragments.layout import Layout
 from fragments.runspec import RunSpec
 from outer_server.core.state import new_state
 from outer_server.parameters import Parameters
-from outer_server.store.files import sync_directory, write_atomically
-from outer_server.store.snapshot import Restored, Snapshot, load_newest, numbered, save
+from outer_server.store.disk import REAL_DISK, Disk, write_atomically
+from outer_server.store.snapshot import Restored, Snapshot, load_newest, oldest_position, save
 from outer_server.store.unwritten import Unwritten
 
 FORMAT = 1
@@ -40,17 +39,20 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What a server goes on from, and how that relates to the one before it.
+class ServerRecord:
+    """What `server.json` says: of the last server that ran here, or that none has yet.
 
-    `generation` is larger than at any earlier start. `epoch` is that of the
-    snapshot after an orderly stop; otherwise, since versions that were published
-    may be missing from the snapshot, it is larger than any that was ever served.
+    `clean`: it has stopped in order, and `snapshot` names what it left. `has_journal`: whatever it
+    acknowledged or published is on the tape. `place` tells a directory from a copy of it; None
+    before the first start.
     """
 
     generation: int
     epoch: int
-    snapshot: Restored
+    clean: bool
+    snapshot: str | None = None
+    has_journal: bool = False
+    place: int | None = None
 
 
 def create_run(
@@ -58,6 +60,7 @@ def create_run(
     spec: RunSpec,
     layout: Layout,
     values: Sequence[Float32[np.ndarray, "B N"]],
+    disk: Disk = REAL_DISK,
 ) -> None:
     """Write a new run: settings, layout, and version 0 of each fragment.
 
@@ -71,22 +74,26 @@ def create_run(
         raise RunDirectoryError(f"{path} exists already: name another directory or remove it")
     parameters = Parameters.newborn(spec, layout, values)
     state = new_state(spec, parameters.digests(), generation=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.make_directory(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        (draft / "snapshots").mkdir(parents=True)
+        disk.make_directory(draft / "snapshots")
         document = {"format": FORMAT, "spec": json.loads(spec.model_dump_json())}
-        write_atomically(draft / "run.json", json.dumps(document, indent=2).encode())
-        write_atomically(draft / "layout.json", layout.to_json().encode())
-        first = Snapshot(state, Unwritten(parameters.fragments), {})
-        written = save(draft / "snapshots", layout, first)
-        write_atomically(draft / "server.json", _server_json(0, state.epoch, written.name))
+        write_atomically(disk, draft / "run.json", json.dumps(document, indent=2).encode())
+        write_atomically(disk, draft / "layout.json", layout.to_json().encode())
+        first = Snapshot(state, Unwritten(parameters.fragments), {}, position=0)
+        written = save(disk, draft / "snapshots", layout, first)
+        record = ServerRecord(0, state.epoch, clean=True, snapshot=written.name)
+        write_atomically(disk, draft / "server.json", _to_json(record))
         if path.is_dir():
             path.rmdir()
-        draft.rename(path)
-        sync_directory(path.parent)
+        disk.rename(draft, path)
+        disk.sync_directory(path.parent)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        disk.remove(draft)
+
+
+_RECORD = TypeAdapter(ServerRecord)
 
 
 class RunDirectory:
@@ -95,8 +102,9 @@ class RunDirectory:
     Raises RunDirectoryError when it is missing, damaged, of a newer format or in use.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk = REAL_DISK) -> None:
         self.path = path
+        self.disk = disk
         self.spec, self.layout = read_run(path)
         self._lock: IO[bytes] | None = None
 
@@ -122,33 +130,43 @@ class RunDirectory:
             self._lock.close()
             self._lock = None
 
-    def start(self) -> Start:
-        """Load the newest whole snapshot; raise the generation, and where needed the epoch,
-        durably, before anything is served.
+    @property
+    def snapshots(self) -> Path:
+        """Where they are: see outer_server.store.snapshot."""
+        return self.path / "snapshots"
+
+    @property
+    def journal(self) -> Path:
+        """Where it is: see outer_server.store.journal."""
+        return self.path / "journal"
+
+    @property
+    def place(self) -> int:
+        """A number that a copy of this directory does not have."""
+        return self.disk.identity(self.path / "lock")
+
+    def record(self) -> ServerRecord:
+        """What the last server has noted. Raises RunDirectoryError."""
+        found = _read_json(self.path / "server.json")
+        try:
+            return _RECORD.validate_python(found)
+        except ValidationError as error:
+            raise RunDirectoryError(f"{self.path / 'server.json'} is damaged: {error}") from error
+
+    def write_record(self, record: ServerRecord) -> None:
+        """Note what the next server must know, durably."""
+        write_atomically(self.disk, self.path / "server.json", _to_json(record))
+
+    def load(self) -> Restored:
+        """The newest whole snapshot. Raises RunDirectoryError where there is none."""
+        return load_newest(self.snapshots, self.spec, self.layout)
+
+    def save(self, snapshot: Snapshot) -> int | None:
+        """Write a snapshot, atomically, and drop old ones. Returns up to which event all that are
+        kept reach; None where one does not say. Raises RunDirectoryError.
         """
-        snapshot = load_newest(self.path / "snapshots", self.spec, self.layout)
-        record = _read_json(self.path / "server.json")
-        generation, epoch, clean = (record.get(key) for key in ("generation", "epoch", "clean"))
-        if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(clean, bool)):
-            raise RunDirectoryError(f"{self.path / 'server.json'} is damaged")
-        # One that was there at a clean stop may have been removed since; run directories of
-        # earlier programs do not name it.
-        newest = numbered(self.path / "snapshots")[-1].name
-        is_last = snapshot.is_newest and record.get("snapshot", newest) == newest
-        if not (clean and is_last and epoch == snapshot.state.epoch):
-            epoch = max(epoch, snapshot.state.epoch) + 1
-        generation += 1
-        write_atomically(self.path / "server.json", _server_json(generation, epoch, None))
-        return Start(generation, epoch, snapshot)
-
-    def stopped(self, generation: int, epoch: int) -> None:
-        """Note, after the last snapshot, that nothing was left unsaved."""
-        newest = numbered(self.path / "snapshots")[-1].name
-        write_atomically(self.path / "server.json", _server_json(generation, epoch, newest))
-
-    def save(self, snapshot: Snapshot) -> None:
-        """Write a snapshot, atomically, and drop old ones."""
-        save(self.path / "snapshots", self.layout, snapshot)
+        save(self.disk, self.snapshots, self.layout, snapshot)
+        return oldest_position(self.snapshots)
 
 
 def read_run(path: Path) -> tuple[RunSpec, Layout]:
@@ -169,10 +187,8 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
     return spec, layout
 
 
-def _server_json(generation: int, epoch: int, snapshot: str | None) -> bytes:
-    """`snapshot`: the one that a clean stop has left; None while a server runs."""
-    record = {"generation": generation, "epoch": epoch, "clean": snapshot is not None}
-    return json.dumps(record | ({} if snapshot is None else {"snapshot": snapshot})).encode()
+def _to_json(record: ServerRecord) -> bytes:
+    return json.dumps(asdict(record)).encode()
 
 
 def _read_json(path: Path) -> dict[str, object]:

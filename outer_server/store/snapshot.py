@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ from fragments.records import ContributionKey
 from fragments.runspec import RunSpec
 from outer_server.core.state import RunState
 from outer_server.core.step import FragmentParameters
-from outer_server.store.files import sync_directory, write_atomically
+from outer_server.store.disk import Disk, write_atomically
 from outer_server.store.tensors import Checksum, check, write_summed
 from outer_server.store.unwritten import Unwritten
 from outer_server.store.values import read_values, write_values
@@ -66,25 +65,29 @@ _KEYS: TypeAdapter[list[ContributionKey]] = TypeAdapter(list[ContributionKey])
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that a server needs to go on, to be written. `fragments` are those of `state`'s
-    versions; what is written, of them and of `payloads`, is let go of.
+    versions; what is written, of them and of `payloads`, is let go of. `position`: the number of
+    the last event of the tape that is in it; None where no tape is kept.
     """
 
     state: RunState
     fragments: Unwritten
     payloads: dict[ContributionKey, Payload]
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What was read of a snapshot. `is_newest`: of the newest that was written."""
 
+    name: str
     state: RunState
     fragments: tuple[FragmentParameters, ...]
     payloads: Mapping[ContributionKey, Payload]
+    position: int | None
     is_newest: bool
 
 
-def save(directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
+def save(disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
     """Write `snapshot` under the next number; return its directory.
 
     Old ones are removed only when it is in place and its state can be read back.
@@ -93,19 +96,19 @@ def save(directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
     number = max([int(path.name) for path in numbered(directory)], default=-1) + 1
     target = directory / f"{number:06d}"
     draft = directory / f".{number:06d}.new"
-    shutil.rmtree(draft, ignore_errors=True)
+    disk.remove(draft)
     try:
-        (draft / "contributions").mkdir(parents=True)
-        _write(draft, layout, snapshot)
-        draft.rename(target)
-        sync_directory(directory)
+        disk.make_directory(draft / "contributions")
+        _write(disk, draft, layout, snapshot)
+        disk.rename(draft, target)
+        disk.sync_directory(directory)
     except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        disk.remove(draft)
         raise RunDirectoryError(
             f"no snapshot can be written to {directory}: {error}; make room on the disk"
         ) from error
     for old in numbered(directory)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        disk.remove(old)
     return target
 
 
@@ -125,6 +128,20 @@ def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> Restored:
     raise RunDirectoryError(f"{directory} has no usable snapshot: {'; '.join(reasons) or 'empty'}")
 
 
+def oldest_position(directory: Path) -> int | None:
+    """Up to which event all snapshots that are kept reach; None where one does not say."""
+    positions: list[int] = []
+    for path in numbered(directory):
+        try:
+            position = json.loads((path / "manifest.json").read_bytes()).get("position")
+        except DAMAGE:
+            return None
+        if not isinstance(position, int):
+            return None
+        positions.append(position)
+    return min(positions, default=None)
+
+
 def numbered(directory: Path) -> list[Path]:
     """Finished snapshots, oldest first."""
     if not directory.is_dir():
@@ -132,7 +149,7 @@ def numbered(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.name.isdigit())
 
 
-def _write(draft: Path, layout: Layout, snapshot: Snapshot) -> None:
+def _write(disk: Disk, draft: Path, layout: Layout, snapshot: Snapshot) -> None:
     keys = sorted(snapshot.payloads, key=lambda k: (k.fragment, k.learner, k.base_version))
     payloads = [snapshot.payloads[key] for key in keys]
     contributions = [
@@ -142,35 +159,38 @@ def _write(draft: Path, layout: Layout, snapshot: Snapshot) -> None:
     sums: dict[str, tuple[Checksum, ...]] = {}
     for number, payload in enumerate(payloads):
         name = f"contributions/{number}.bin"
-        sums[name] = write_summed(draft / name, payload.data)
+        sums[name] = write_summed(disk, draft / name, payload.data)
     snapshot.payloads.clear()
     del payloads
-    sums["state.json"] = write_summed(draft / "state.json", _state_json(snapshot.state).encode())
-    sums |= write_values(draft, snapshot.state.spec, layout, snapshot.fragments)
+    sums["state.json"] = write_summed(
+        disk, draft / "state.json", _state_json(snapshot.state).encode()
+    )
+    sums |= write_values(disk, draft, snapshot.state.spec, layout, snapshot.fragments)
     manifest = {
         "format": FORMAT,
+        "position": snapshot.position,
         "fragments": [{"version": f.version, "digest": f.digest} for f in snapshot.state.fragments],
         "contributions": contributions,
         "crc32c": sums,
     }
-    write_atomically(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
-    sync_directory(draft / "contributions")
+    write_atomically(disk, draft / "manifest.json", json.dumps(manifest, indent=1).encode())
+    disk.sync_directory(draft / "contributions")
 
 
 def _state_json(state: RunState) -> str:
-    """The state without its settings, which stand in run.json.
+    """The state, with the settings as they are by now (those of the birth stand in run.json).
 
     It is read back at once: ValueError now, rather than a snapshot that cannot
     be read when it is needed.
     """
-    text = json.dumps(_STATE.dump_python(state, mode="json", exclude={"spec"}), indent=1)
+    text = json.dumps(_STATE.dump_python(state, mode="json"), indent=1)
     _state_from_json(text, state.spec)
     return text
 
 
 def _state_from_json(text: str, spec: RunSpec) -> RunState:
     document = json.loads(text)
-    return _STATE.validate_python(document | {"spec": spec})
+    return _STATE.validate_python({"spec": spec} | document)
 
 
 def _read(path: Path, spec: RunSpec, layout: Layout, *, is_newest: bool) -> Restored:
@@ -194,7 +214,8 @@ def _read(path: Path, spec: RunSpec, layout: Layout, *, is_newest: bool) -> Rest
         )
         for number, (key, entry) in enumerate(zip(keys, manifest["contributions"], strict=True))
     }
-    return Restored(state, fragments, payloads, is_newest)
+    position = manifest.get("position")
+    return Restored(path.name, state, fragments, payloads, position, is_newest)
 
 
 def _check_files(path: Path, manifest: Mapping[str, Any]) -> None:

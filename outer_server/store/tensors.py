@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
+
+from outer_server.store.disk import Disk
 
 _LENGTH = struct.Struct("<Q")
 _DTYPES = {
@@ -57,11 +58,12 @@ class TensorWriter:
     """A file that is being written; a context manager. Raises OSError.
 
     Args:
+        disk: where it is written.
         path: written anew.
         pieces: the tensors of each piece, in the order of the file.
     """
 
-    def __init__(self, path: Path, pieces: Sequence[Sequence[Tensor]]) -> None:
+    def __init__(self, disk: Disk, path: Path, pieces: Sequence[Sequence[Tensor]]) -> None:
         self._pieces = pieces
         header = _header(pieces)
         self._sums: list[Checksum | None] = [Checksum(len(header), google_crc32c.value(header))]
@@ -71,7 +73,7 @@ class TensorWriter:
             self._starts.append(start)
             self._sums.append(None)
             start += sum(tensor.num_bytes for tensor in piece)
-        self._file = path.open("wb")
+        self._file = disk.open(path)
         self._file.write(header)
 
     def __enter__(self) -> TensorWriter:
@@ -112,17 +114,15 @@ class TensorWriter:
         whole = tuple(each for each in self._sums if each is not None)
         if len(whole) != len(self._sums):
             raise ValueError(f"{len(self._sums) - len(whole)} pieces have not been written")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.sync()
         return whole
 
 
-def write_summed(path: Path, data: bytes) -> tuple[Checksum, ...]:
+def write_summed(disk: Disk, path: Path, data: bytes) -> tuple[Checksum, ...]:
     """Write a small file durably; its checksum."""
-    with path.open("wb") as file:
+    with disk.open(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        file.sync()
     return (Checksum(len(data), google_crc32c.value(data)),)
 
 

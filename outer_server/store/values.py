@@ -17,6 +17,7 @@ from safetensors import safe_open
 from fragments.layout import FragmentLayout, Layout
 from fragments.runspec import RunSpec
 from outer_server.core.step import FragmentParameters, outer_optimizer
+from outer_server.store.disk import Disk
 from outer_server.store.tensors import Checksum, Tensor, TensorWriter
 from outer_server.store.unwritten import Unwritten
 
@@ -25,7 +26,7 @@ SERVER = "server.safetensors"
 
 
 def write_values(
-    directory: Path, spec: RunSpec, layout: Layout, unwritten: Unwritten
+    disk: Disk, directory: Path, spec: RunSpec, layout: Layout, unwritten: Unwritten
 ) -> dict[str, tuple[Checksum, ...]]:
     """Write both files, durably, and let go of each fragment that is in them.
 
@@ -35,8 +36,8 @@ def write_values(
     weights_pieces = [list(_specs(part, "")) for part in layout.fragments]
     server_pieces = [_server_piece(layout, part, leaves) for part in layout.fragments]
     with (
-        TensorWriter(directory / WEIGHTS, weights_pieces) as weights,
-        TensorWriter(directory / SERVER, server_pieces) as server,
+        TensorWriter(disk, directory / WEIGHTS, weights_pieces) as weights,
+        TensorWriter(disk, directory / SERVER, server_pieces) as server,
     ):
 
         def write(index: int, values: FragmentParameters) -> None:

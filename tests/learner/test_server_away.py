@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -143,7 +144,7 @@ def test_an_orderly_restart_is_survived_without_joining_again(site: Site) -> Non
     assert after.tokens_trained == sum(outcome.tokens for outcome in outcomes)
 
 
-def test_after_an_unclean_stop_learners_take_the_new_epochs_weights(site: Site) -> None:
+def test_without_its_journal_a_server_begins_a_new_epoch(site: Site) -> None:
     server = site.start()
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(_learner(site, n).run, threading.Event()) for n in "ab"]
@@ -151,6 +152,7 @@ def test_after_an_unclean_stop_learners_take_the_new_epochs_weights(site: Site) 
         site.stop()
         record = json.loads((site.path / "server.json").read_text())
         (site.path / "server.json").write_text(json.dumps(record | {"clean": False}))
+        shutil.rmtree(site.path / "journal")
         server = site.start()
         outcomes = [end.result(WAIT_S) for end in ends]
     after = server.status()

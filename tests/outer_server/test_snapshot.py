@@ -22,6 +22,7 @@ from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
 from outer_server.server import OuterServer
 from outer_server.store import snapshot
+from outer_server.store.disk import REAL_DISK
 from outer_server.store.rundir import create_run, read_run
 from outer_server.store.snapshot import Snapshot, load_newest
 from outer_server.store.tensors import Tensor, TensorWriter, check
@@ -58,7 +59,7 @@ def test_what_is_written_piece_by_piece_the_library_reads(tmp_path: Path) -> Non
         [Tensor("one", "float32", (2, 3)), Tensor("single", "int32", ())],
         [Tensor("none", "float32", (0, 4)), Tensor("two", "int8", (5,))],
     ]
-    with TensorWriter(tmp_path / "a", pieces) as writer:
+    with TensorWriter(REAL_DISK, tmp_path / "a", pieces) as writer:
         writer.write(1, [none, two])
         with pytest.raises(ValueError, match="1 pieces"):
             writer.finish()
@@ -76,7 +77,7 @@ def test_other_values_than_announced_are_refused(tmp_path: Path, values: list[np
     pieces = [[Tensor("a", "float32", (3,))]]
     sentence = "^a is float|is shorter than"
     with (
-        TensorWriter(tmp_path / "a", pieces) as writer,
+        TensorWriter(REAL_DISK, tmp_path / "a", pieces) as writer,
         pytest.raises(ValueError, match=sentence),
     ):
         writer.write(0, values)
@@ -85,7 +86,9 @@ def test_other_values_than_announced_are_refused(tmp_path: Path, values: list[np
 @pytest.mark.parametrize("change", ["flip", "cut", "add"])
 def test_every_change_of_a_file_is_found(tmp_path: Path, change: str) -> None:
     path = tmp_path / "a"
-    with TensorWriter(path, [[Tensor("a", "float32", (9,))], [Tensor("b", "int8", (3,))]]) as file:
+    with TensorWriter(
+        REAL_DISK, path, [[Tensor("a", "float32", (9,))], [Tensor("b", "int8", (3,))]]
+    ) as file:
         file.write(0, [np.ones(9, np.float32)])
         file.write(1, [np.ones(3, np.int8)])
         sums = file.finish()
@@ -107,7 +110,7 @@ def test_a_snapshot_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     fragment_bytes = 4 * layout.rows_padded * layout.block
     tracemalloc.start()
     try:
-        snapshot.save(tmp_path, layout, Snapshot(state, fragments, {}))
+        snapshot.save(REAL_DISK, tmp_path, layout, Snapshot(state, fragments, {}))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -128,7 +131,7 @@ def test_what_was_written_is_read_to_the_bit(tmp_path: Path) -> None:
         for a, b in zip(parameters.fragments, other.fragments, strict=True)
     )
     state = new_state(parameters.spec, other.digests(), generation=0)
-    snapshot.save(tmp_path, layout, Snapshot(state, Unwritten(mixed), {}))
+    snapshot.save(REAL_DISK, tmp_path, layout, Snapshot(state, Unwritten(mixed), {}))
     restored = load_newest(tmp_path, parameters.spec, layout)
     assert restored.is_newest
     for found, expected in zip(restored.fragments, mixed, strict=True):

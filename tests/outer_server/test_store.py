@@ -16,6 +16,7 @@ from fragments.records import Hello, Report, Role
 from outer_server.server import OuterServer
 from outer_server.store.rundir import RunDirectory, create_run, read_run
 from outer_server.store.snapshot import numbered
+from tests.support.crash import SamePlace, crashed
 from tests.support.tiny import tiny_birth, tiny_spec
 
 
@@ -51,11 +52,11 @@ def test_one_server_at_a_time(run: Path) -> None:
 
 
 def test_the_generation_rises_with_every_start(run: Path) -> None:
-    with RunDirectory(run) as directory:
-        first = directory.start()
-        second = directory.start()
-    assert (first.generation, first.epoch) == (1, 1)
-    assert (second.generation, second.epoch) == (2, 2), "the first did not stop in order"
+    found = []
+    for _ in range(2):
+        with OuterServer(run) as server:
+            found.append((server.status().generation, server.status().epoch))
+    assert found == [(1, 1), (2, 1)]
 
 
 def test_what_is_not_a_run_directory_is_said_in_a_sentence(tmp_path: Path) -> None:
@@ -87,17 +88,37 @@ def test_an_orderly_stop_and_start_keeps_epoch_and_digests(run: Path) -> None:
     assert after.weights_digest == before.weights_digest
 
 
-def test_after_an_unclean_stop_a_new_epoch_begins(run: Path) -> None:
-    with RunDirectory(run) as directory:
-        directory.start()  # a server that dies here leaves no "clean" behind
-    with OuterServer(run) as server:
-        assert server.status().epoch == 2
+def test_without_a_journal_an_unclean_stop_begins_a_new_epoch(run: Path, tmp_path: Path) -> None:
+    epochs = []
+    for life in range(3):
+        with OuterServer(run, keep_journal=False, disk=SamePlace()) as server:
+            epochs.append(server.status().epoch)
+            run = crashed(run, tmp_path / f"crashed{life}")
+    assert epochs == [1, 2, 3], "none is ever served twice"
+
+
+def test_a_journal_begins_where_none_was_kept(run: Path, tmp_path: Path) -> None:
+    with OuterServer(run, keep_journal=False, disk=SamePlace()) as server:
+        _train(server, "a", 1)
+    with OuterServer(run, disk=SamePlace()) as server:
+        _train(server, "b", 2)
+        crashed(run, tmp_path / "crashed")
+    with OuterServer(tmp_path / "crashed", disk=SamePlace()) as server:
+        assert (server.status().epoch, server.status().generation) == (1, 3)
+        assert {learner.name for learner in server.status().learners} == {"a", "b"}
+
+
+def _train(server: OuterServer, name: str, step: int) -> None:
+    digest = server.describe().layout_digest
+    lease = server.join(Hello(1, "tiny", digest, name, Role.LEARNER, name)).lease
+    server.report(lease, Report(step, 16 * step, step))
+    server.leave(lease, "done")
 
 
 @pytest.mark.parametrize(
     "victim", ["weights.safetensors", "server.safetensors", "state.json", "manifest.json"]
 )
-def test_a_damaged_newest_snapshot_is_passed_over_in_a_new_epoch(run: Path, victim: str) -> None:
+def test_a_damaged_newest_snapshot_loses_nothing(run: Path, victim: str) -> None:
     with OuterServer(run) as server:
         digests = [fragment.digest for fragment in server.status().fragments]
     newest = numbered(run / "snapshots")[-1] / victim
@@ -107,31 +128,40 @@ def test_a_damaged_newest_snapshot_is_passed_over_in_a_new_epoch(run: Path, vict
     with OuterServer(run) as server:
         status = server.status()
     assert [fragment.digest for fragment in status.fragments] == digests
-    assert status.epoch == 2
+    assert (status.epoch, status.generation) == (1, 2)
 
 
-def test_a_removed_newest_snapshot_begins_a_new_epoch(run: Path) -> None:
-    with OuterServer(run) as server:
+@pytest.mark.parametrize("keep_journal", [True, False])
+def test_a_removed_newest_snapshot_costs_an_epoch_only_without_a_journal(
+    run: Path, keep_journal: bool
+) -> None:
+    with OuterServer(run, keep_journal=keep_journal) as server:
         assert server.status().epoch == 1
     shutil.rmtree(numbered(run / "snapshots")[-1])
-    with OuterServer(run) as server:
-        assert server.status().epoch == 2
+    with OuterServer(run, keep_journal=keep_journal) as server:
+        assert server.status().epoch == (1 if keep_journal else 2)
 
 
-def test_a_run_of_a_program_that_named_no_snapshot_goes_on(run: Path) -> None:
-    record = json.loads((run / "server.json").read_bytes())
-    del record["snapshot"]
+def test_a_run_of_a_program_that_kept_no_journal_goes_on(run: Path) -> None:
+    with OuterServer(run, keep_journal=False):
+        pass
+    record = {"generation": 1, "epoch": 1, "clean": True}
     (run / "server.json").write_text(json.dumps(record))
     with OuterServer(run) as server:
-        assert server.status().epoch == 1
+        assert (server.status().generation, server.status().epoch) == (2, 1)
 
 
-def test_an_epoch_is_never_served_twice(run: Path) -> None:
-    epochs = []
-    for _ in range(3):
-        with RunDirectory(run) as directory:
-            epochs.append(directory.start().epoch)  # dies before its first snapshot
-    assert epochs == [1, 2, 3]
+def test_a_copy_is_served_only_when_told_so_and_in_a_new_epoch(run: Path, tmp_path: Path) -> None:
+    with OuterServer(run) as server:
+        first = server.status()
+    copy = crashed(run, tmp_path / "copy")
+    with pytest.raises(RunDirectoryError, match="--take-over"), OuterServer(copy):
+        pass
+    with OuterServer(copy, take_over=True) as server:
+        assert server.status().epoch == 2
+        assert server.status().generation > first.generation + 100
+    with OuterServer(copy) as server:
+        assert server.status().epoch == 2, "it is at home now"
 
 
 def test_a_loss_that_is_not_finite_survives_a_restart(run: Path) -> None:

@@ -1,0 +1,149 @@
+"""How a server comes back: the newest whole snapshot, and the tape after it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import structlog
+
+from fragments.errors import RunDirectoryError
+from outer_server.core.events import Started
+from outer_server.core.scheduler import handle
+from outer_server.core.state import RunState
+from outer_server.holdings import Holdings
+from outer_server.parameters import Parameters
+from outer_server.replay import Replay
+from outer_server.store.journal import DurableJournal, Journal, NoJournal
+from outer_server.store.rundir import RunDirectory, ServerRecord
+from outer_server.store.snapshot import Restored, Snapshot, numbered
+from outer_server.store.tape import DamagedTapeError, Entry
+from outer_server.store.unwritten import Unwritten
+
+TAKE_OVER_GENERATIONS = 1000
+"""Generations that a copy is ahead of what it was copied from, so that learners which have seen it
+go back to no server that runs on by mistake."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A run as its server goes on with it.
+
+    `lost`: why an epoch began in which nothing of the one before counts, "" where none did.
+    `saved_rounds`: those that the newest snapshot has.
+    """
+
+    state: RunState
+    parameters: Parameters
+    holdings: Holdings
+    journal: Journal
+    saved_rounds: int
+    lost: str
+
+
+def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> Recovered:
+    """Load the run and begin a new generation, durably, before anything is served.
+
+    After whatever the journal has, the versions, their digests, the leases and the contributions
+    that wait are what they were. Where something is missing that was acknowledged or published, or
+    may be, a new epoch begins.
+
+    Raises RunDirectoryError, also for a copy of a directory without `take_over`; StorageError when
+    nothing can be written.
+    """
+    began_s = time.monotonic()
+    record = directory.record()
+    _check_place(directory, record, take_over=take_over)
+    restored = directory.load()
+    parameters = Parameters(directory.spec, directory.layout, restored.fragments)
+    # What merges replace must not stay in memory.
+    restored = replace(restored, fragments=())
+    replay = Replay(parameters, restored.state, restored.payloads)
+    journal: Journal = NoJournal()
+    lost = "it goes on from a copy" if take_over else ""
+    if keep_journal or directory.journal.is_dir():
+        durable = DurableJournal(directory.disk, directory.journal)
+        lost = _play(directory, durable, restored, replay) or lost
+        if keep_journal:
+            journal = durable
+        else:
+            durable.close()
+    lost = lost or _missing(record, restored, replay.state)
+    epochs = max(record.epoch, replay.state.epoch)
+    generation = max(record.generation, replay.state.generation)
+    started = Started(
+        generation + (TAKE_OVER_GENERATIONS if take_over else 1), epochs + 1 if lost else epochs
+    )
+    state = handle(replay.state, started, 0.0, directory.layout.digest).state
+    replay.holdings.renew(state)
+    # Before server.json: the tape may know of a server that is not noted there, but not less.
+    journal.write([Entry(0.0, time.time(), started, None)], durable=True)
+    directory.write_record(
+        ServerRecord(
+            started.generation,
+            started.epoch,
+            clean=False,
+            has_journal=keep_journal,
+            place=directory.place,
+        )
+    )
+    if lost:
+        _log.warning("new_epoch", epoch=state.epoch, reason=lost)
+    took_s = round(time.monotonic() - began_s, 2)
+    _log.info("recovered", snapshot=restored.name, merges=replay.merges, seconds=took_s)
+    saved = restored.state.rounds_merged
+    return Recovered(state, parameters, replay.holdings, journal, saved, lost)
+
+
+def _check_place(directory: RunDirectory, record: ServerRecord, *, take_over: bool) -> None:
+    if record.place in (None, directory.place) or take_over:
+        return
+    raise RunDirectoryError(
+        f"{directory.path} is a copy of a run directory, or has been moved to another disk: what "
+        "the original has served since is not in it. Where no server goes on with the original, go "
+        f"on with this one: diloco serve {directory.path} --take-over"
+    )
+
+
+def _play(
+    directory: RunDirectory, journal: DurableJournal, restored: Restored, replay: Replay
+) -> str:
+    """Let all happen that the tape has after the snapshot; why not all is there, or ""."""
+    if restored.position is None:
+        # Written by a server that kept no tape: what is there is older. From now on one is kept.
+        journal.clear()
+        values, payloads = Unwritten(replay.parameters.fragments), dict(restored.payloads)
+        directory.save(Snapshot(restored.state, values, payloads, journal.position))
+        return journal.damage
+    try:
+        for record, payload in journal.records(restored.position):
+            replay.apply(record, payload)
+    except DamagedTapeError as error:
+        removed = journal.cut_after(error.last_whole)
+        _log.warning("tape_cut", after=error.last_whole, removed=removed, reason=str(error))
+        return f"the journal is damaged ({error})"
+    if replay.differences:
+        _log.warning("not_the_same_bits", first=replay.differences[0], all=len(replay.differences))
+        return "this machine does not compute the bits that were published"
+    return journal.damage
+
+
+def _missing(record: ServerRecord, restored: Restored, state: RunState) -> str:
+    """Why something that was acknowledged or published may be missing from `state`, or ""."""
+    if record.has_journal:
+        if state.generation < record.generation:
+            return "the journal of the last server is missing"
+        return ""
+    is_last = restored.is_newest and record.snapshot in (None, restored.name)
+    if record.clean and is_last and record.epoch == state.epoch:
+        return ""
+    return "no clean stop, or its snapshot is gone: versions may be missing"
+
+
+def stopped(directory: RunDirectory) -> None:
+    """Note, after the last snapshot, that nothing was left unsaved."""
+    record = directory.record()
+    newest = numbered(directory.snapshots)[-1].name
+    directory.write_record(replace(record, clean=True, snapshot=newest))

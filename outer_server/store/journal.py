@@ -1,0 +1,150 @@
+"""The journal: the tape and the payload files together, as the engine uses them.
+
+    journal/tape.sqlite     see outer_server.store.tape
+    journal/payloads/       see outer_server.store.payloads
+
+What is older than the oldest snapshot that is kept leaves, so that the disk is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from fragments.errors import RunDirectoryError
+from fragments.payload import Payload
+from outer_server.store.disk import Disk
+from outer_server.store.payloads import FILE_BYTES, PayloadFiles
+from outer_server.store.tape import DamagedTapeError, Entry, Record, Stored, Tape
+
+TAPE = "tape.sqlite"
+
+_log = structlog.get_logger(__name__)
+
+
+class Journal(Protocol):
+    """What the engine writes. `kept` is for any thread, all else for one at a time."""
+
+    @property
+    def position(self) -> int | None:
+        """Number of the newest event; None where none are kept."""
+
+    def kept(self, payload: Payload) -> AbstractContextManager[Stored | None]:
+        """Store a contribution's bytes, durably; they stay while this context lasts, and beyond
+        where an event names them by then. Raises StorageError.
+        """
+
+    def write(self, entries: Sequence[Entry], *, durable: bool, trim: int | None = None) -> None:
+        """Add events, all or none; durable, with all before them, when this returns, or with the
+        next that are. `trim`: let go of the events up to this one and of their payloads.
+
+        Raises StorageError; then nothing has changed.
+        """
+
+    def close(self) -> None:
+        """Use it no more."""
+
+
+class NoJournal:
+    """Keeps nothing: an unclean stop goes back to the newest snapshot."""
+
+    position: int | None = None
+
+    def kept(self, payload: Payload) -> AbstractContextManager[Stored | None]:
+        """See `Journal`."""
+        return nullcontext()
+
+    def write(self, entries: Sequence[Entry], *, durable: bool, trim: int | None = None) -> None:
+        """See `Journal`."""
+
+    def close(self) -> None:
+        """See `Journal`."""
+
+
+class DurableJournal:
+    """A `Journal` in a directory, which is made if it is missing.
+
+    Raises RunDirectoryError for one of another format, StorageError when it cannot be opened.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
+        payloads = directory / "payloads"
+        if not payloads.is_dir():
+            disk.make_directory(payloads)
+            disk.sync_directory(directory)
+            disk.sync_directory(directory.parent)
+        self.damage = ""
+        self._directory = directory
+        self._disk = disk
+        self._tape = self._open()
+        self._files = PayloadFiles(disk, payloads, file_bytes)
+
+    @property
+    def position(self) -> int:
+        """See `Journal`."""
+        return self._tape.last
+
+    @contextmanager
+    def kept(self, payload: Payload) -> Iterator[Stored]:
+        """See `Journal`."""
+        with self._files.kept(payload.data) as place:
+            yield Stored(place, payload.codec, payload.raw_size, payload.crc32c)
+
+    def write(self, entries: Sequence[Entry], *, durable: bool, trim: int | None = None) -> None:
+        """See `Journal`."""
+        lowest = self._tape.write(entries, durable=durable, trim=trim)
+        if trim is not None:
+            self._files.drop_before(lowest)
+
+    def close(self) -> None:
+        """See `Journal`."""
+        self._files.close()
+        self._tape.close()
+
+    def records(self, after: int) -> Iterator[tuple[Record, Payload | None]]:
+        """The events after number `after` with the payloads that they brought.
+
+        Raises DamagedTapeError at the first that is not what was written.
+        """
+        if after > self._tape.last:
+            raise DamagedTapeError(after, f"it ends at event {self._tape.last}")
+        for record in self._tape.records(after):
+            yield record, None if record.stored is None else self._payload(record, record.stored)
+
+    def cut_after(self, number: int) -> int:
+        """Remove all events after `number`, durably; how many there were."""
+        return self._tape.cut_after(number)
+
+    def clear(self) -> None:
+        """Remove all events, durably; the next has the number that it would have had."""
+        self._tape.clear()
+
+    def _payload(self, record: Record, stored: Stored) -> Payload:
+        try:
+            data = self._files.read(stored.place)
+        except OSError as error:
+            raise DamagedTapeError(record.number - 1, f"a payload is missing: {error}") from error
+        payload = Payload(stored.codec, stored.raw_size, stored.crc32c, data)
+        if len(data) != stored.place.num_bytes or not payload.is_whole:
+            reason = f"the payload of event {record.number} does not match its checksum"
+            raise DamagedTapeError(record.number - 1, reason)
+        return payload
+
+    def _open(self) -> Tape:
+        path = self._directory / TAPE
+        try:
+            return Tape(self._disk, path)
+        except RunDirectoryError as error:
+            if "format" in str(error):
+                raise
+            self.damage = str(error)
+        for name in (TAPE, f"{TAPE}-wal", f"{TAPE}-shm"):
+            if (self._directory / name).exists():
+                self._disk.rename(self._directory / name, self._directory / f"{name}.damaged")
+        self._disk.sync_directory(self._directory)
+        _log.warning("tape_set_aside", tape=f"{path}.damaged", reason=self.damage)
+        return Tape(self._disk, path)
