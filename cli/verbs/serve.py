@@ -36,6 +36,15 @@ class ServeSettings(ProcessSettings, ServerSettings):
     """Which run to serve, where, and within what bounds."""
 
     run_dir: Annotated[Path, Positional] = Field(description="directory that `diloco init` made")
+    journal: bool = Field(
+        default=True,
+        description="acknowledge and publish only what a crash or power cut cannot take back;"
+        " without it such a stop goes back to the newest snapshot",
+    )
+    take_over: bool = Field(
+        default=False,
+        description="go on with a copy of a run directory whose original is served no more",
+    )
 
 
 def run(settings: ServeSettings) -> None:
@@ -64,7 +73,9 @@ def run(settings: ServeSettings) -> None:
         server_settings = ServerSettings.model_validate(
             {name: getattr(settings, name) for name in ServerSettings.model_fields}
         )
-        with OuterServer(settings.run_dir) as outer:
+        with OuterServer(
+            settings.run_dir, keep_journal=settings.journal, take_over=settings.take_over
+        ) as outer:
             services = OuterServices(outer, server_settings)
             services.start()
             try:
@@ -134,7 +145,9 @@ VERB = Verb(
     details=(
         "Run the outer server of a run: it owns the global parameters and the outer optimizer,\n"
         "asks learners for what they have learned, merges it and publishes new versions. It runs\n"
-        "until Ctrl-C or SIGTERM and goes on from its state when it is started again.\n\n"
+        "until Ctrl-C or SIGTERM and goes on from its state when it is started again, also after\n"
+        "a crash or a power cut: at the same versions, with every contribution that it had\n"
+        "acknowledged. What it did stands in its journal: diloco events, diloco replay.\n\n"
         "Where it listens is printed and stands in RUN_DIR/address.json while it runs; with port\n"
         "0 any free port is taken.\n\n"
         "A cap holds what travels of weights and pseudo-gradients, with all learners together and\n"
@@ -146,7 +159,8 @@ VERB = Verb(
         "  diloco serve runs/mine\n"
         "  diloco serve runs/mine --address 127.0.0.1:0 --bulk-port 0\n"
         "  diloco serve runs/mine --address 0.0.0.0:7700 --insecure\n"
-        "  diloco serve runs/mine --cap-receive-mbit 100 --cap-send-mbit 200\n\n"
+        "  diloco serve runs/mine --cap-receive-mbit 100 --cap-send-mbit 200\n"
+        "  diloco serve runs/copied --take-over\n\n"
         "exit codes: 2 settings (a port in use, an address that needs --insecure), 5 run directory"
     ),
     settings=ServeSettings,
