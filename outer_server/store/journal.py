@@ -73,14 +73,13 @@ class DurableJournal:
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
         payloads = directory / "payloads"
-        if not payloads.is_dir():
-            disk.make_directory(payloads)
-            disk.sync_directory(directory)
-            disk.sync_directory(directory.parent)
+        disk.make_directory(payloads)
         self.damage = ""
         self._directory = directory
         self._disk = disk
         self._tape = self._open()
+        # The name of the directory itself is synced with server.json, before anything is served.
+        disk.sync_directory(directory)
         self._files = PayloadFiles(disk, payloads, file_bytes)
 
     @property
@@ -145,6 +144,5 @@ class DurableJournal:
         for name in (TAPE, f"{TAPE}-wal", f"{TAPE}-shm"):
             if (self._directory / name).exists():
                 self._disk.rename(self._directory / name, self._directory / f"{name}.damaged")
-        self._disk.sync_directory(self._directory)
         _log.warning("tape_set_aside", tape=f"{path}.damaged", reason=self.damage)
         return Tape(self._disk, path)

@@ -87,6 +87,8 @@ class DamagedTapeError(Exception):
 class Tape:
     """An open tape. One thread at a time may use it.
 
+    The name of a new one is durable once its directory is synced.
+
     Raises RunDirectoryError for one that is of another format, or no tape at all, and StorageError
     when something cannot be written.
     """
@@ -97,7 +99,7 @@ class Tape:
             self._database = disk.connect(path)
             found = self._format()
             if found == 0:  # Made just now, or by a server that lost power before it was done.
-                self._make(path)
+                self._make()
                 found = self._format()
             if found != FORMAT:
                 raise RunDirectoryError(
@@ -203,12 +205,11 @@ class Tape:
     def _format(self) -> int:
         return int(self._database.execute("PRAGMA user_version").fetchone()[0])
 
-    def _make(self, path: Path) -> None:
+    def _make(self) -> None:
         with self._transaction(durable=True):
             for statement in _TABLES.strip().split(";\n"):
                 self._database.execute(statement.strip().rstrip(";"))
             self._database.execute(f"PRAGMA user_version = {FORMAT}")
-        self._disk.sync_directory(path.parent)
 
     def _find_last(self) -> int:
         (last,) = self._database.execute("SELECT max(number) FROM event").fetchone()
