@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -26,3 +29,24 @@ def say(line: str) -> None:
     """One line to stdout, at once and whole: neither wrapped nor coloured."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def counted(what: str, *, to_stderr: bool) -> Iterator[Callable[[int, int], None]]:
+    """A function that is told how many are done of how many, and says so: in place on a terminal,
+    now and then where there is none.
+    """
+    out = sys.stderr if to_stderr else sys.stdout
+    every_s = 0.2 if out.isatty() else 10.0
+    said_s = time.monotonic()
+
+    def tell(done: int, among: int) -> None:
+        nonlocal said_s
+        if time.monotonic() - said_s >= every_s:
+            said_s = time.monotonic()
+            out.write(f"\r{done} of {among} {what}" + ("" if out.isatty() else "\n"))
+            out.flush()
+
+    yield tell
+    if out.isatty():
+        out.write("\r\033[K")

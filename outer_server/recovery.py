@@ -64,7 +64,7 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
     journal: Journal = NoJournal()
     lost = "it goes on from a copy" if take_over else ""
     if keep_journal or directory.journal.is_dir():
-        durable = DurableJournal(directory.disk, directory.journal)
+        durable = DurableJournal(directory.disk, directory.journal, mend=True)
         lost = _play(directory, durable, restored, replay) or lost
         if keep_journal:
             journal = durable

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+from fragments.disk import REAL_DISK, Disk
 from fragments.errors import BusyError, PayloadError, RefusedError
 from fragments.records import (
     PROTOCOL_VERSION,
@@ -47,7 +48,6 @@ from outer_server.core.state import ContributionMeta, RunState
 from outer_server.engine import Engine, SnapshotRule
 from outer_server.holdings import Sink
 from outer_server.recovery import recover, stopped
-from outer_server.store.disk import REAL_DISK, Disk
 from outer_server.store.rundir import RunDirectory
 
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import structlog
 
+from fragments.disk import Disk
 from fragments.errors import RunDirectoryError
 from fragments.payload import Payload
-from outer_server.store.disk import Disk
 from outer_server.store.payloads import FILE_BYTES, PayloadFiles
 from outer_server.store.tape import DamagedTapeError, Entry, Record, Stored, Tape
 
@@ -66,18 +66,21 @@ class NoJournal:
 
 
 class DurableJournal:
-    """A `Journal` in a directory, which is made if it is missing.
+    """A `Journal` in a directory, which is made if it is missing. With `mend` a tape that cannot be
+    read at all is set aside: see `damage`.
 
     Raises RunDirectoryError for one of another format, StorageError when it cannot be opened.
     """
 
-    def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES, *, mend: bool = False
+    ) -> None:
         payloads = directory / "payloads"
         disk.make_directory(payloads)
         self.damage = ""
         self._directory = directory
         self._disk = disk
-        self._tape = self._open()
+        self._tape = self._open(mend=mend)
         # The name of the directory itself is synced with server.json, before anything is served.
         disk.sync_directory(directory)
         self._files = PayloadFiles(disk, payloads, file_bytes)
@@ -133,12 +136,12 @@ class DurableJournal:
             raise DamagedTapeError(record.number - 1, reason)
         return payload
 
-    def _open(self) -> Tape:
+    def _open(self, *, mend: bool) -> Tape:
         path = self._directory / TAPE
         try:
             return Tape(self._disk, path)
         except RunDirectoryError as error:
-            if "format" in str(error):
+            if not mend or "format" in str(error):
                 raise
             self.damage = str(error)
         for name in (TAPE, f"{TAPE}-wal", f"{TAPE}-shm"):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fragments.disk import Disk, DiskFile
 from fragments.errors import StorageError
-from outer_server.store.disk import Disk, DiskFile
 
 FILE_BYTES = 64 << 20
 """A new file is begun once one has this many bytes."""

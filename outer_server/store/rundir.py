@@ -25,12 +25,12 @@ import numpy as np
 from jaxtyping import Float32
 from pydantic import TypeAdapter, ValidationError
 
+from fragments.disk import REAL_DISK, Disk, write_atomically
 from fragments.errors import LayoutError, RunDirectoryError
 from fragments.layout import Layout
 from fragments.runspec import RunSpec
 from outer_server.core.state import new_state
 from outer_server.parameters import Parameters
-from outer_server.store.disk import REAL_DISK, Disk, write_atomically
 from outer_server.store.snapshot import Restored, Snapshot, load_newest, oldest_position, save
 from outer_server.store.unwritten import Unwritten
 

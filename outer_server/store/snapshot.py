@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,15 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from fragments.digest import digest_hex
+from fragments.disk import Disk, write_atomically
 from fragments.errors import PayloadError, RunDirectoryError
 from fragments.layout import Layout
 from fragments.payload import Payload
 from fragments.records import ContributionKey
 from fragments.runspec import RunSpec
+from fragments.tensors import Checksum, check, write_summed
 from outer_server.core.state import RunState
 from outer_server.core.step import FragmentParameters
-from outer_server.store.disk import Disk, write_atomically
-from outer_server.store.tensors import Checksum, check, write_summed
 from outer_server.store.unwritten import Unwritten
 from outer_server.store.values import read_values, write_values
 
@@ -128,6 +129,42 @@ def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> Restored:
     raise RunDirectoryError(f"{directory} has no usable snapshot: {'; '.join(reasons) or 'empty'}")
 
 
+def load_oldest(directory: Path, spec: RunSpec, layout: Layout) -> Restored | None:
+    """The oldest snapshot that is whole and says where on the tape it was taken; None without."""
+    for path in numbered(directory):
+        with suppress(*DAMAGE):
+            restored = _read(path, spec, layout, is_newest=False)
+            if restored.position is not None:
+                return restored
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A snapshot without its values: its name, where on the tape it was taken, its state."""
+
+    name: str
+    position: int | None
+    state: RunState
+
+
+def known(directory: Path, spec: RunSpec) -> list[Known]:
+    """What is known of the snapshots whose state can be read, oldest first."""
+    found = []
+    for path in numbered(directory):
+        with suppress(*DAMAGE):
+            manifest = json.loads((path / "manifest.json").read_bytes())
+            check(path / "state.json", _pairs(manifest["crc32c"]["state.json"]))
+            state = _state_from_json((path / "state.json").read_text(), spec)
+            found.append(Known(path.name, manifest.get("position"), state))
+    return found
+
+
+def is_same(one: RunState, other: RunState) -> bool:
+    """Whether two states are equal; what is no number equals itself."""
+    return _state_json(one) == _state_json(other)
+
+
 def oldest_position(directory: Path) -> int | None:
     """Up to which event all snapshots that are kept reach; None where one does not say."""
     positions: list[int] = []
@@ -146,7 +183,8 @@ def numbered(directory: Path) -> list[Path]:
     """Finished snapshots, oldest first."""
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.iterdir() if path.name.isdigit())
+    found = (path for path in directory.iterdir() if path.name.isdigit())
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def _write(disk: Disk, draft: Path, layout: Layout, snapshot: Snapshot) -> None:
@@ -223,13 +261,18 @@ def _check_files(path: Path, manifest: Mapping[str, Any]) -> None:
     match manifest["format"]:
         case 2:
             for name, sums in manifest["crc32c"].items():
-                check(path / name, sums)
+                check(path / name, _pairs(sums))
         case 1:
             for name, checksum in manifest["sha256"].items():
                 if _sha256(path / name) != checksum:
                     raise ValueError(f"{name} does not match its checksum")
         case other:
             raise ValueError(f"format {other} is not {FORMAT}: use the matching release")
+
+
+def _pairs(sums: Any) -> list[tuple[int, int]]:
+    """Checksums as the manifest has them."""
+    return [(num_bytes, crc) for num_bytes, crc in sums]
 
 
 def _sha256(path: Path) -> str:

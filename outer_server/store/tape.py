@@ -19,9 +19,9 @@ from typing import Any, get_args
 import google_crc32c
 from pydantic import TypeAdapter, ValidationError
 
+from fragments.disk import Disk
 from fragments.errors import RunDirectoryError, StorageError
 from outer_server.core.events import Event
-from outer_server.store.disk import Disk
 from outer_server.store.payloads import Place
 
 FORMAT = 1

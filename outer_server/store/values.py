@@ -5,7 +5,7 @@ A fragment is a piece of each file. Neither writing nor reading holds more than 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
+from fragments.disk import Disk
 from fragments.layout import FragmentLayout, Layout
 from fragments.runspec import RunSpec
+from fragments.tensors import Checksum, Tensor, TensorWriter
 from outer_server.core.step import FragmentParameters, outer_optimizer
-from outer_server.store.disk import Disk
-from outer_server.store.tensors import Checksum, Tensor, TensorWriter
 from outer_server.store.unwritten import Unwritten
 
 WEIGHTS = "weights.safetensors"
@@ -77,6 +77,29 @@ def read_values(directory: Path, spec: RunSpec, layout: Layout) -> tuple[Fragmen
                 )
             )
         return tuple(fragments)
+
+
+def write_weights(
+    disk: Disk,
+    path: Path,
+    layout: Layout,
+    fragments: Iterable[FragmentParameters],
+    words: Mapping[str, str],
+) -> None:
+    """Write the broadcast copy alone, by tensor path, durably, whole or not at all; `words` go into
+    the file's metadata. Raises OSError.
+    """
+    pieces = [list(_specs(part, "")) for part in layout.fragments]
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        with TensorWriter(disk, draft, pieces, words) as file:
+            for part, values in zip(layout.fragments, fragments, strict=True):
+                file.write(part.index, _tensors(part, values.broadcast_BxN))
+            file.finish()
+        disk.rename(draft, path)
+        disk.sync_directory(path.parent)
+    finally:
+        disk.remove(draft)
 
 
 def _shape(layout: Layout) -> tuple[int, int]:

@@ -20,11 +20,11 @@ from fragments.records import (
     ServerNote,
     Version,
 )
+from fragments.tensors import TensorWriter
 from outer_server import engine
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
 from outer_server.store.snapshot import numbered
-from outer_server.store.tensors import TensorWriter
 from tests.support.crash import SamePlace, crashed
 from tests.support.tiny import tiny_birth, tiny_spec
 

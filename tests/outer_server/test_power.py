@@ -4,39 +4,23 @@ code is needed for that.
 
 from __future__ import annotations
 
-import queue
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from fragments.codec import Codec
 from fragments.errors import DilocoError
 from fragments.records import (
-    Adopted,
-    Ask,
-    Contribution,
     ContributionKey,
-    Hello,
-    Lease,
-    Published,
-    Report,
-    Role,
-    ServerNote,
-    Version,
 )
-from outer_server.engine import SnapshotRule
 from outer_server.recovery import Recovered, recover
-from outer_server.server import OuterServer
-from outer_server.store.rundir import RunDirectory, create_run
+from outer_server.store.rundir import RunDirectory
 from tests.support.crash import SamePlace
-from tests.support.power import Luck, Op, RecordingDisk, Tracker, sites, write_image
-from tests.support.tiny import tiny_birth, tiny_spec
+from tests.support.power import Luck, Op, Tracker, sites, write_image
+from tests.support.story import Story
 
 ROUNDS = 6
 STRIDE = 3
@@ -67,95 +51,6 @@ class Heard:
                 self.versions[epoch, fragment] = number
             case ("receipt", key):
                 self.receipts.append(key)
-
-
-class Story:
-    """Three learners that send noise, against a server on a disk that remembers."""
-
-    def __init__(self, root: Path, *, keep_journal: bool) -> None:
-        self.disk = RecordingDisk(root)
-        self.digests: dict[tuple[int, int, int], str] = {}
-        self._run = root / "run"
-        self._keep_journal = keep_journal
-        self._spec = tiny_spec(budget_tokens=1 << 40, sync_interval=2)
-        self._sent: set[ContributionKey] = set()
-        self._rng = np.random.default_rng(0)
-        # c makes no step that anybody hears of: it is not asked, and what it sends waits.
-        self._steps = {"a": 0, "b": 0, "c": 0}
-        create_run(self._run, self._spec, *tiny_birth(self._spec), disk=self.disk)
-        self.disk.mark("born")
-
-    def live(self, rounds: int, life: str) -> None:
-        """One server's life, until so many more versions have been published."""
-        with OuterServer(
-            self._run, SnapshotRule(every_rounds=2), keep_journal=self._keep_journal, disk=self.disk
-        ) as server:
-            self._server = server
-            status = server.status()
-            self.disk.mark(("server", status.generation, status.epoch))
-            notes: queue.SimpleQueue[tuple[str, ServerNote]] = queue.SimpleQueue()
-            self._leases = {name: self._join(name, life) for name in self._steps}
-            for name, lease in self._leases.items():
-                for index, fragment in enumerate(server.state.fragments):
-                    at = Version(status.epoch, fragment.version)
-                    self.digests[at.epoch, index, at.number] = fragment.digest
-                    server.adopted(lease, Adopted(index, at, fragment.digest, self._steps[name]))
-                server.attach(lease, lambda note, name=name: notes.put((name, note)))
-            goal = status.rounds_merged + rounds
-            while server.status().rounds_merged < goal:
-                self._step(notes)
-
-    def _join(self, name: str, life: str) -> Lease:
-        digest = self._server.describe().layout_digest
-        hello = Hello(1, "tiny", digest, name, Role.LEARNER, f"{name}{life}")
-        lease = self._server.join(hello).lease
-        self._steps[name] = 0
-        self.disk.mark(("lease", lease.token))
-        return lease
-
-    def _step(self, notes: queue.SimpleQueue[tuple[str, ServerNote]]) -> None:
-        """Both learners make a step and answer what they are asked meanwhile."""
-        for name, lease in self._leases.items():
-            self._steps[name] += 1
-            if name == "c":
-                continue
-            step = self._steps[name]
-            self._server.report(lease, Report(step, 16 * step, step))
-        waiting = WAIT_S if self._server.state.open_rounds else 0.05
-        try:
-            while True:
-                self._answer(*notes.get(timeout=waiting))
-                waiting = 0.02
-        except queue.Empty:
-            pass
-
-    def _answer(self, name: str, note: ServerNote) -> None:
-        server, lease = self._server, self._leases[name]
-        if isinstance(note, Published):
-            digest = server.state.fragments[note.fragment].digest
-            at = note.version
-            self.digests[at.epoch, note.fragment, at.number] = digest
-            self.disk.mark(("published", at.epoch, note.fragment, at.number))
-            server.adopted(lease, Adopted(note.fragment, at, digest, self._steps[name]))
-        if isinstance(note, Ask) or (isinstance(note, Published) and name == "c"):
-            key = ContributionKey(name, note.fragment, note.version)
-            if key in self._sent:  # in an earlier life of the server
-                return
-            self._sent.add(key)
-            contribution = self._contribution(key)
-            for _ in range(1 + (note.version.number == 3)):  # one answer comes twice
-                server.contribute(lease, contribution)
-            self.disk.mark(("receipt", key))
-
-    def _contribution(self, key: ContributionKey) -> Contribution:
-        layout = self._server._directory.layout
-        part = layout.fragments[key.fragment]
-        codes = np.zeros((layout.rows_padded, layout.block), np.int8)
-        codes[:1, : part.num_values] = self._rng.integers(-7, 7, (1, part.num_values))
-        steps = np.where(codes.any(axis=1), 0x3C00, 0).astype(np.uint16)
-        payload = Codec.of(self._spec.codec).encode(part, jnp.asarray(codes), jnp.asarray(steps))
-        step = self._steps[key.learner]
-        return Contribution(key, key.base_version, 1, 16, step - 1, step, payload)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +106,7 @@ def moments(
 
 
 def _wrong(story: Story, heard: Heard, place: Path) -> str:
-    keep_journal = story._keep_journal
+    keep_journal = story.keep_journal
     try:
         with RunDirectory(place / "run", SamePlace()) as directory:
             found = recover(directory, keep_journal=keep_journal, take_over=False)

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from fragments.disk import REAL_DISK
 from fragments.errors import RunDirectoryError
 from fragments.layout import Layout, TensorSpec, build_layout
+from fragments.tensors import Tensor, TensorWriter, check
 from outer_server.core.state import new_state
 from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
 from outer_server.server import OuterServer
 from outer_server.store import snapshot
-from outer_server.store.disk import REAL_DISK
 from outer_server.store.rundir import create_run, read_run
 from outer_server.store.snapshot import Snapshot, load_newest
-from outer_server.store.tensors import Tensor, TensorWriter, check
 from outer_server.store.unwritten import Unwritten
 from tests.support.tiny import tiny_birth, tiny_spec
 

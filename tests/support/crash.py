@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from outer_server.store.disk import RealDisk
+from fragments.disk import RealDisk
 
 
 class SamePlace(RealDisk):

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from outer_server.store.disk import DiskFile, RealDisk
+from fragments.disk import DiskFile, RealDisk
 
 FULL = 2
 """`PRAGMA synchronous` under which a commit syncs the log."""

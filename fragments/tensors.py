@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from outer_server.store.disk import Disk
+from fragments.disk import Disk
 
 _LENGTH = struct.Struct("<Q")
 _DTYPES = {
@@ -61,11 +61,18 @@ class TensorWriter:
         disk: where it is written.
         path: written anew.
         pieces: the tensors of each piece, in the order of the file.
+        words: what else the header's metadata says.
     """
 
-    def __init__(self, disk: Disk, path: Path, pieces: Sequence[Sequence[Tensor]]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        pieces: Sequence[Sequence[Tensor]],
+        words: Mapping[str, str] | None = None,
+    ) -> None:
         self._pieces = pieces
-        header = _header(pieces)
+        header = _header(pieces, words or {})
         self._sums: list[Checksum | None] = [Checksum(len(header), google_crc32c.value(header))]
         self._starts = []
         start = len(header)
@@ -140,9 +147,9 @@ def check(path: Path, sums: Iterable[tuple[int, int]]) -> None:
             raise ValueError(f"{path.name} is longer than its checksums say")
 
 
-def _header(pieces: Sequence[Sequence[Tensor]]) -> bytes:
+def _header(pieces: Sequence[Sequence[Tensor]], words: Mapping[str, str]) -> bytes:
     """The length, and where each tensor lies; padded, so that the first tensor is aligned."""
-    record: dict[str, object] = {"__metadata__": {"format": "np"}}
+    record: dict[str, object] = {"__metadata__": {"format": "np", **words}}
     start = 0
     for tensor in (tensor for piece in pieces for tensor in piece):
         stop = start + tensor.num_bytes

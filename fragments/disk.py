@@ -1,4 +1,4 @@
-"""The file layer under everything that the outer server keeps: what is written here is durable when
+"""The file layer under everything that a server or a learner keeps: what is written is durable when
 the call that says so returns, and at no other time. Passed in, so that a test can lose power.
 """
 
@@ -9,9 +9,10 @@ import shutil
 import sqlite3
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class DiskFile(Protocol):
     """A file that is being written; a context manager that closes it. Raises OSError."""
 
@@ -37,6 +38,7 @@ class DiskFile(Protocol):
     ) -> None: ...
 
 
+@runtime_checkable
 class Disk(Protocol):
     """Every change that is made to a run directory. Raises OSError; thread-safe.
 

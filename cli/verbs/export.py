@@ -1,0 +1,75 @@
+"""`diloco export`: the newest weights of a run as one safetensors file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from cli.keys import Positional, VerbSettings
+from cli.verb import Verb
+from fragments.errors import SettingsError
+
+
+class ExportSettings(VerbSettings):
+    """Which run, and where to."""
+
+    run_dir: Annotated[Path, Positional] = Field(description="directory that `diloco init` made")
+    out: Annotated[Path, Positional] = Field(description="file to write, NAME.safetensors")
+    force: bool = Field(default=False, description="replace a file that is there")
+
+
+def run(settings: ExportSettings) -> None:
+    """Writes the file.
+
+    Raises:
+        SettingsError: when there is a file already.
+        RunDirectoryError: when the run is being served, or cannot be read.
+    """
+    if settings.out.exists() and not settings.force:
+        raise SettingsError(f"{settings.out} exists: name another file, or replace it with --force")
+    if not settings.out.parent.is_dir():
+        raise SettingsError(f"{settings.out.parent} is no directory: make it first")
+    from harness.environment import use_server_arithmetic
+
+    use_server_arithmetic(os.environ)
+    from fragments.disk import REAL_DISK
+    from outer_server.history import newest
+    from outer_server.store.values import write_weights
+
+    found = newest(settings.run_dir)
+    state, layout = found.state, found.parameters.layout
+    versions = [fragment.version for fragment in state.fragments]
+    words = {
+        "run_id": state.spec.run_id,
+        "epoch": str(state.epoch),
+        "versions": ",".join(map(str, versions)),
+        "global_step": str(state.global_step),
+        "tokens_trained": str(state.tokens_trained),
+    }
+    write_weights(REAL_DISK, settings.out, layout, found.parameters.fragments, words)
+    size = settings.out.stat().st_size
+    print(
+        f"{settings.out}: {layout.num_values} parameters, {size} bytes, step {state.global_step}, "
+        f"versions {min(versions)} to {max(versions)} of epoch {state.epoch}"
+    )
+
+
+VERB = Verb(
+    name="export",
+    summary="write a run's newest weights to one safetensors file",
+    details=(
+        "Write the newest global weights of a stopped run, by tensor path, to one safetensors\n"
+        "file. They are the newest snapshot's and what the journal has after it. While the run is\n"
+        "served, take the file weights.safetensors of its newest snapshot."
+    ),
+    examples=(
+        "examples:\n"
+        "  diloco export runs/mine mine.safetensors\n\n"
+        "exit codes: 2 the file is there already, 5 run directory"
+    ),
+    settings=ExportSettings,
+    run=run,
+)

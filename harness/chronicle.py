@@ -1,0 +1,131 @@
+"""A run's tape in sentences, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import datetime
+from typing import Any
+
+from fragments.records import Receipt, Refusal
+from outer_server.core.events import (
+    Attached,
+    Contributed,
+    Declined,
+    Drain,
+    Evaluated,
+    HasAdopted,
+    Join,
+    Leave,
+    Merged,
+    Note,
+    Reported,
+    Started,
+    Tick,
+)
+from outer_server.history import Happened
+
+_TOLD_BY_NOTES = (Join, Leave, Drain, Tick)
+"""Events of which the scheduler's own notes say all."""
+
+_SMALL = (Reported, HasAdopted, Attached, Declined)
+"""Events of which there are many: told when all is asked for."""
+
+
+def when(happened: Happened) -> str:
+    """Date and time of this machine, to the millisecond."""
+    at = datetime.fromtimestamp(happened.record.unix_s).astimezone()
+    return at.strftime("%Y-%m-%d %H:%M:%S") + f".{at.microsecond // 1000:03d}"
+
+
+def sentences(happened: Happened, *, every: bool) -> list[str]:
+    """What happened, as a person would say it; with `every`, reports and adoptions too."""
+    told = [_note(note) for note in happened.notes]
+    event = happened.record.event
+    if isinstance(event, _TOLD_BY_NOTES) or (isinstance(event, _SMALL) and not every):
+        return told
+    return [_sentence(happened), *told]
+
+
+def names(happened: Happened) -> set[str]:
+    """The learners and evaluators that it is about."""
+    event = happened.record.event
+    if isinstance(event, Join):
+        return {event.hello.name}
+    if isinstance(event, Merged):
+        return {participant.learner for participant in event.order.participants}
+    learner = getattr(event, "learner", None)
+    noted = {str(value) for n in happened.notes for key, value in n.fields if key == "learner"}
+    return noted | ({learner} if isinstance(learner, str) else set())
+
+
+def as_json(happened: Happened) -> str:
+    """One line: number, time, event with its fields, reply and notes."""
+    record = happened.record
+    line: dict[str, Any] = {
+        "number": record.number,
+        "at_s": record.at_s,
+        "unix_s": record.unix_s,
+        "event": type(record.event).__name__,
+        "fields": dataclasses.asdict(record.event),
+        "notes": [{"what": n.what, "reason": n.reason, **dict(n.fields)} for n in happened.notes],
+    }
+    if happened.reply is not None:
+        line["reply"] = {
+            "kind": type(happened.reply).__name__,
+            **dataclasses.asdict(happened.reply),
+        }
+    return json.dumps(line, default=str)
+
+
+def _sentence(happened: Happened) -> str:
+    match happened.record.event:
+        case Started(generation, epoch):
+            return f"a server begins: generation {generation}, epoch {epoch}"
+        case Contributed() as event:
+            return _contributed(event, happened)
+        case Merged() as event:
+            return _merged(event, happened)
+        case Reported(learner, _, report):
+            return f"{learner} is at step {report.step}, {report.tokens} tokens"
+        case HasAdopted(learner, _, adopted):
+            return f"{learner} trains on fragment {adopted.fragment} {adopted.version}"
+        case Declined(learner, _, decline):
+            return f"{learner} has nothing of fragment {decline.fragment}: {decline.reason}"
+        case Attached(learner):
+            return f"{learner} listens"
+        case Evaluated(_, _, evaluation):
+            return f"held-out loss {evaluation.loss:.4f} {evaluation.unit}"
+        case other:
+            return type(other).__name__
+
+
+def _contributed(event: Contributed, happened: Happened) -> str:
+    meta = event.meta
+    what = (
+        f"{event.learner} sends fragment {meta.key.fragment} on base {meta.key.base_version}: "
+        f"{meta.steps} steps, {meta.tokens} tokens, batches {meta.cursor_from} to {meta.cursor_to}"
+    )
+    match happened.reply:
+        case Receipt(_, duplicate=True):
+            return f"{what}; a repetition, it has counted already"
+        case Receipt(_, late=True):
+            return f"{what}; late, it waits for the next round"
+        case Refusal(code, reason):
+            return f"{what}; refused ({code}): {reason}"
+        case _:
+            return what
+
+
+def _merged(event: Merged, happened: Happened) -> str:
+    version = f"fragment {event.fragment} is at version {happened.state.epoch}.{event.version}"
+    if event.refused is not None:
+        return f"{version}, which has the value of the last: {event.refused}"
+    shares = ", ".join(f"{p.learner} {p.share:.2f}" for p in event.order.participants)
+    how = "the mean of" if event.order.closing else "merged from"
+    return f"{version}, {how} {shares}; digest {event.digest[:12]}"
+
+
+def _note(note: Note) -> str:
+    fields = " ".join(f"{key}={value}" for key, value in note.fields)
+    return f"{note.what} {fields}: {note.reason}"
