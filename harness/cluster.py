@@ -45,8 +45,11 @@ class Cluster:
     """Called at every tick of every wait."""
     entry: Callable[[str], tuple[str, ...]] = lambda _name: command()
     """What `diloco` is to the process of that name: the words before those of its verb."""
+    serve_flags: tuple[str, ...] = ()
+    """What else `diloco serve` is told."""
     start_limit_s: float = START_LIMIT_S
     """Longest wait for a process that makes, compiles or loads the run."""
+    _compiles: bool = False
     _environ: dict[str, str] = field(default_factory=child_environment)
     _cached: dict[str, str] = field(default_factory=child_environment)
 
@@ -78,8 +81,9 @@ class Cluster:
             self.processes.require_alive(INIT)
 
     def start_compiling(self) -> None:
-        """Begins to compile what learners and evaluator need; `serve` waits for it."""
+        """Begins to compile what learners and evaluator need; `serve` then waits for it."""
         argv = module("harness.warm", request(self.spec, self.data))
+        self._compiles = True
         self.processes.start(Command(COMPILER, argv, self.log(COMPILER), self._cached))
 
     def serve(self) -> str:
@@ -89,7 +93,7 @@ class Cluster:
             DilocoError: when it ends instead, with its own last words.
         """
         words = ("serve", str(self.run_dir), "--address", "127.0.0.1:0", "--bulk-port", "0")
-        self._start(SERVER, *words, "--exit-with-parent")
+        self._start(SERVER, *words, *self.serve_flags, "--exit-with-parent")
         place = self.run_dir / "address.json"
 
         def is_up() -> bool:
@@ -97,9 +101,10 @@ class Cluster:
             return place.exists()
 
         self.until(is_up, self.start_limit_s, "the server's start")
-        self.until(lambda: self.processes.settled(COMPILER), self.start_limit_s, "compiling")
-        if self.processes.exit_code(COMPILER) != 0:
-            self.processes.require_alive(COMPILER)
+        if self._compiles:
+            self.until(lambda: self.processes.settled(COMPILER), self.start_limit_s, "compiling")
+            if self.processes.exit_code(COMPILER) != 0:
+                self.processes.require_alive(COMPILER)
         self.address = str(json.loads(place.read_text(encoding="utf-8"))["address"])
         return self.address
 

@@ -19,6 +19,7 @@ NAMES = (
     "bench",
     "bench pace",
     "bench overhead",
+    "bench journal",
     "study run",
     "study table",
     "study check",
