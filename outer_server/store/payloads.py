@@ -1,4 +1,4 @@
-"""The bytes of contributions, one after another in files of some tens of MiB.
+"""The bytes of contributions, one after another in files of some MiB.
 
     payloads/000001.bin ...   nothing but payloads; where each lies, the tape says
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from fragments.disk import Disk, DiskFile
 from fragments.errors import StorageError
 
-FILE_BYTES = 64 << 20
+FILE_BYTES = 16 << 20
 """A new file is begun once one has this many bytes."""
 
 

@@ -126,7 +126,9 @@ def noise(spec: RunSpec, layout: Layout, fragment: int, seed: int) -> Payload:
     part = layout.fragments[fragment]
     rng = np.random.default_rng(seed)
     codes = np.zeros((layout.rows_padded, layout.block), np.int8)
-    codes[:1, : part.num_values] = rng.integers(-7, 7, (1, part.num_values))
+    for slot in part.slots:
+        flat = codes[slot.row_start : slot.row_stop].reshape(-1)
+        flat[: slot.size] = rng.integers(-7, 7, slot.size)
     steps = np.where(codes.any(axis=1), 0x3C00, 0).astype(np.uint16)
     return Codec.of(spec.codec).encode(part, jnp.asarray(codes), jnp.asarray(steps))
 
