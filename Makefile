@@ -59,9 +59,18 @@ hooks: $(INSTALLED) ## Check each commit before it is made (git hooks through pr
 
 .PHONY: lock
 lock: $(INSTALLED) ## Choose the newest versions that pyproject.toml allows, and lock them
-	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --no-config --upgrade \
-	  --universal --fork-strategy fewest --python-version 3.11 --extra dev --generate-hashes \
-	  --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+	@export UV_CUSTOM_COMPILE_COMMAND="make lock"
+	compile() { # compile LOCK SOURCE...
+	  $(BIN)/uv pip compile --quiet --no-config --upgrade --universal --fork-strategy fewest \
+	    --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+	    --output-file "$$@"
+	}
+	compile requirements.lock pyproject.toml --extra dev
+	# The image's: what of these it runs on, what an accelerator adds, and what builds it.
+	compile docker/locks/cpu.lock pyproject.toml --constraint requirements.lock
+	compile docker/locks/cuda.lock pyproject.toml --constraint requirements.lock --extra cuda
+	compile docker/locks/tpu.lock pyproject.toml --constraint requirements.lock --extra tpu
+	compile docker/locks/build.lock - --constraint requirements.lock <<< hatchling
 
 .PHONY: env
 env: $(INSTALLED) ## Create or renew the environment in .venv; a minute or more, by the link

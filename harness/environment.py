@@ -31,7 +31,10 @@ def use_few_threads(environ: MutableMapping[str, str]) -> None:
 
 
 def use_server_arithmetic(environ: MutableMapping[str, str]) -> None:
-    """One computing thread, and an outer step of separate multiplications and additions.
+    """The processor, one computing thread, and an outer step of separate multiplications and
+    additions.
+
+    An accelerator that may be there belongs to a learner.
 
     With fused multiply-add, which XLA uses on x86 from AVX2 on, a Nesterov step differs from the
     same formula in numpy in the last bit of about a fifth of its elements; with AVX it is equal.
@@ -41,6 +44,7 @@ def use_server_arithmetic(environ: MutableMapping[str, str]) -> None:
         RuntimeError: when this is the process's own environment and jax has read it already.
     """
     _apply(_FEW_THREADS, environ)
+    environ["JAX_PLATFORMS"] = "cpu"
     if platform.machine().lower() in ("x86_64", "amd64"):
         _apply(_NO_FUSED_MULTIPLY_ADD, environ)
 

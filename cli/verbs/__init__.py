@@ -13,6 +13,7 @@ NAMES = (
     "evaluate",
     "run",
     "status",
+    "health",
     "events",
     "replay",
     "export",

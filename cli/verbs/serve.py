@@ -6,11 +6,14 @@ import errno
 import json
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from cli.farewell import Farewell
 from cli.keys import Positional
 from cli.process import ProcessSettings
 from cli.stop import stop_on_signal
@@ -19,6 +22,8 @@ from fragments.errors import DilocoError, RunDirectoryError, SettingsError
 from services.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from fragments.records import RunStatus
+    from outer_server.server import OuterServer
     from services.outer.server import OuterServices
 
 STOP_WITHIN_S = 60.0
@@ -45,10 +50,15 @@ class ServeSettings(ProcessSettings, ServerSettings):
         default=False,
         description="go on with a copy of a run directory whose original is served no more",
     )
+    until_finished: bool = Field(
+        default=False,
+        description="end once the run is finished and everybody has left, instead of serving its"
+        " last weights on",
+    )
 
 
 def run(settings: ServeSettings) -> None:
-    """Serves until SIGINT or SIGTERM; then saves a last snapshot.
+    """Serves until SIGINT or SIGTERM, or the run's end if so told; then saves a last snapshot.
 
     Raises:
         SettingsError: for an address that may not or cannot be had.
@@ -80,13 +90,44 @@ def run(settings: ServeSettings) -> None:
             services.start()
             try:
                 _announce(settings.run_dir, services, outer.describe().run_id)
-                while not stop.wait(LOOK_S):
-                    if outer.failed:
-                        raise DilocoError("the server has failed: its log above says why")
+                _attend(outer, services, stop, until_finished=settings.until_finished)
             finally:
                 (settings.run_dir / ADDRESS_FILE).unlink(missing_ok=True)
                 services.stop()
     print(f"stopped; the state is in {settings.run_dir}")
+
+
+def _attend(
+    outer: OuterServer, services: OuterServices, stop: threading.Event, *, until_finished: bool
+) -> None:
+    """Until `stop` is set, or the run is over and nobody is there any more.
+
+    Raises:
+        DilocoError: when the server has failed.
+    """
+    from fragments.records import Phase
+
+    farewell = Farewell()
+    told = False
+    while not stop.wait(LOOK_S):
+        if outer.failed:
+            raise DilocoError("the server has failed: its log above says why")
+        status = outer.status()
+        finished = status.phase is Phase.FINISHED
+        if finished and not told:
+            print(_result(status), flush=True)
+            told = True
+        if until_finished and farewell.is_over(
+            time.monotonic(), finished=finished, open_streams=services.open_streams
+        ):
+            return
+
+
+def _result(status: RunStatus) -> str:
+    """What came of a run, in a line."""
+    last = status.evaluations[-1] if status.evaluations else None
+    loss = f", held-out loss {last.loss:.4f} {last.unit}" if last is not None else ""
+    return f"run {status.run_id} is finished: {status.tokens_trained:,} tokens trained{loss}"
 
 
 def _check_directory(run_dir: Path) -> None:
@@ -147,7 +188,8 @@ VERB = Verb(
         "asks learners for what they have learned, merges it and publishes new versions. It runs\n"
         "until Ctrl-C or SIGTERM and goes on from its state when it is started again, also after\n"
         "a crash or a power cut: at the same versions, with every contribution that it had\n"
-        "acknowledged. What it did stands in its journal: diloco events, diloco replay.\n\n"
+        "acknowledged. What it did stands in its journal: diloco events, diloco replay. With\n"
+        "--until-finished it also ends by itself, half a minute after the last has left.\n\n"
         "Where it listens is printed and stands in RUN_DIR/address.json while it runs; with port\n"
         "0 any free port is taken.\n\n"
         "A cap holds what travels of weights and pseudo-gradients, with all learners together and\n"

@@ -89,6 +89,11 @@ class OuterServices:
         """The control address that is served."""
         return Address(self._address.host, self._ports.control)
 
+    @property
+    def open_streams(self) -> int:
+        """Who is there: the control streams of learners and evaluators, and watchers."""
+        return self._streams.count
+
     def start(self) -> None:
         """Binds both ports and serves; SettingsError, and nothing, when one cannot be had."""
         host = self._address.host

@@ -78,6 +78,11 @@ class OpenStreams:
         """Whether `end_all` was called."""
         return self._stopping
 
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._ends)
+
     @contextmanager
     def opened(self, end: Callable[[], None]) -> Iterator[None]:
         """While inside, `end_all` calls `end`. Raises UnreachableError once that was called."""

@@ -90,6 +90,7 @@ def test_the_rate_is_that_of_the_line_through_the_points() -> None:
 def test_the_environment_of_processes() -> None:
     environ = {"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2 --other=1"}
     use_server_arithmetic(environ)
+    assert environ["JAX_PLATFORMS"] == "cpu"
     flags = environ["XLA_FLAGS"].split()
     assert flags.count("--xla_cpu_max_isa=SSE4_2") == 1
     assert not any(flag.endswith("=AVX") for flag in flags)

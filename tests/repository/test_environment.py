@@ -5,6 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -12,9 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def _locked() -> dict[str, tuple[Requirement, int]]:
+LOCKS = ["requirements.lock", *(f"docker/locks/{n}.lock" for n in ("build", "cpu", "cuda", "tpu"))]
+
+
+def _locked(name: str = "requirements.lock") -> dict[str, tuple[Requirement, int]]:
     """Each locked requirement by canonical name, with its number of hashes."""
-    text = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
     locked: dict[str, tuple[Requirement, int]] = {}
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
@@ -30,8 +34,9 @@ def _declared() -> list[Requirement]:
     return [Requirement(text) for text in texts]
 
 
-def test_every_locked_version_is_exact_and_hashed() -> None:
-    for name, (requirement, hashes) in _locked().items():
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_version_is_exact_and_hashed(lock: str) -> None:
+    for name, (requirement, hashes) in _locked(lock).items():
         assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), name
         assert requirement.url is None, name
         assert hashes > 0, name
@@ -43,6 +48,22 @@ def test_the_lock_holds_what_the_project_declares() -> None:
         requirement, _ = locked[canonicalize_name(wanted.name)]
         version = str(requirement.specifier).removeprefix("==")
         assert wanted.specifier.contains(version, prereleases=True), "run `make lock`"
+
+
+@pytest.mark.parametrize("lock", LOCKS[1:])
+def test_the_image_has_the_versions_that_are_tested(lock: str) -> None:
+    """What it adds to them is an accelerator's; `make lock` renews all locks together."""
+    tested = _locked()
+    own = _locked(lock)
+    shared = [name for name in own if name in tested]
+    assert [str(own[name]) for name in shared] == [str(tested[name]) for name in shared]
+    runtime = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    tools = {canonicalize_name(requirement.name) for requirement in _declared()} - runtime
+    if lock.endswith("build.lock"):
+        assert "hatchling" in own
+        return
+    assert runtime <= set(own)
+    assert not (tools - {"packaging"}) & set(own)
 
 
 def test_this_environment_is_the_locked_one() -> None:
