@@ -38,6 +38,11 @@ class InitSettings(VerbSettings, RunSpec):
         description="settings of a known algorithm, under those that are given: decoupled (the"
         " defaults), diloco (synchronous) or streaming",
     )
+    warm: bool = Field(
+        default=False,
+        description="then compile what learners and evaluators run, into the cache that"
+        " JAX_COMPILATION_CACHE_DIR names: for a machine on which several are about to start",
+    )
     learners: int = Field(
         default=4, ge=1, description="learners that are expected; for advice only, any may join"
     )
@@ -49,7 +54,7 @@ def run_spec(settings: InitSettings) -> RunSpec:
 
 
 def run(settings: InitSettings) -> None:
-    """Writes the run directory and says what is in it.
+    """Writes the run directory and says what is in it; then compiles, with `warm`.
 
     Raises:
         RunDirectoryError: when a run is already there, unless `if_missing`.
@@ -80,6 +85,11 @@ def run(settings: InitSettings) -> None:
     )
     for sentence in advice(birth.spec, birth.tokens_per_step, settings.learners):
         print(f"advice: {sentence}")
+    if settings.warm:
+        from harness.warm import compile_all
+
+        print("compiling what learners and evaluators run", flush=True)
+        compile_all(birth.spec, settings.data)
 
 
 VERB = Verb(

@@ -118,7 +118,10 @@ def _attend(
             print(_result(status), flush=True)
             told = True
         if until_finished and farewell.is_over(
-            time.monotonic(), finished=finished, open_streams=services.open_streams
+            time.monotonic(),
+            finished=finished,
+            open_streams=services.open_streams,
+            visits=services.visits,
         ):
             return
 

@@ -61,6 +61,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
                 f"this server speaks protocol {PROTOCOL_VERSION}, the caller "
                 f"{request.protocol_version}: update the older program",
             )
+        self._streams.visit()
         port, host = self._bulk()
         run: RunDescription = replace(
             self._outer.describe(),

@@ -94,6 +94,11 @@ class OuterServices:
         """Who is there: the control streams of learners and evaluators, and watchers."""
         return self._streams.count
 
+    @property
+    def visits(self) -> int:
+        """How often a learner or an evaluator has asked what is served here; it only grows."""
+        return self._streams.visits
+
     def start(self) -> None:
         """Binds both ports and serves; SettingsError, and nothing, when one cannot be had."""
         host = self._address.host

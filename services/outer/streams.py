@@ -72,6 +72,17 @@ class OpenStreams:
         self._ends: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._stopping = False
+        self._visits = 0
+
+    @property
+    def visits(self) -> int:
+        """How often somebody has begun to deal with the server; it only grows."""
+        return self._visits
+
+    def visit(self) -> None:
+        """Somebody asks what is served here, as everyone does before joining."""
+        with self._lock:
+            self._visits += 1
 
     @property
     def stopping(self) -> bool:

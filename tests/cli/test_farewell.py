@@ -22,6 +22,13 @@ def test_who_comes_meanwhile_is_waited_for_too() -> None:
     assert over == [False, False, False, False, True]
 
 
+def test_who_comes_to_ask_has_others_waited_for() -> None:
+    farewell = Farewell(linger_s=5, patience_s=50)
+    looks = [(0, 0), (4, 1), (8, 2), (12, 2), (13, 2)]
+    over = [farewell.is_over(s, finished=True, open_streams=0, visits=n) for s, n in looks]
+    assert over == [False, False, False, False, True]
+
+
 def test_who_never_leaves_is_not_waited_for_without_end() -> None:
     farewell = Farewell(linger_s=5, patience_s=50)
     over = [farewell.is_over(s, finished=True, open_streams=1) for s in (10, 59, 60)]
