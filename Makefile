@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/made-from.toml
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: $(INSTALLED) ## Train one model on three islands, with live progress; under 3 minutes
@@ -26,6 +26,14 @@ demo: $(INSTALLED) ## Train one model on three islands, with live progress; unde
 .PHONY: test
 test: $(INSTALLED) ## Run the whole test suite
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+.PHONY: image
+image: ## Build the container image with this machine's certificates and pip settings
+	docker/build
+
+.PHONY: test-compose
+test-compose: $(INSTALLED) ## Break the compose file's run on this machine's container engine; 10 minutes
+	$(BIN)/pytest -v tests/containers
 
 .PHONY: soak
 soak: $(INSTALLED) ## Send 100,000 hostile pushes to a server; some 10 minutes; the log is kept

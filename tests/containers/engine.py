@@ -51,7 +51,8 @@ class Project:
 
     def __init__(self, image: str, settings: Mapping[str, str]) -> None:
         self.name = f"diloco-test-{secrets.token_hex(4)}"
-        self._environ = {**os.environ, "IMAGE": image, "STATUS_PORT": "0", **settings}
+        self._environ = {**os.environ, "IMAGE": image, "STATUS_PORT": "0"}
+        self._environ |= {"DILOCO_LOG_LEVEL": "info", **settings}
 
     def __enter__(self) -> Project:
         return self

@@ -126,7 +126,7 @@ def a_region_is_cut_off(project: Project, name: str, tell: Tell) -> None:
 
 
 def the_server_is_restarted(project: Project, tell: Tell) -> None:
-    """In order, and by kill -9: it goes on with everybody, who have trained on meanwhile."""
+    """In order, or by kill -9: it goes on with everybody, who have trained on meanwhile."""
     stops: dict[str, Callable[[], object]] = {
         "restarted": lambda: project.compose("restart", "server"),
         "killed": lambda: project.kill("server"),
@@ -135,8 +135,10 @@ def the_server_is_restarted(project: Project, tell: Tell) -> None:
         before = project.until(all_train, 60, "all train")
         began_s = time.monotonic()
         stop()
-        status = project.until(goes_on_after(before), 120, f"the server that was {how} goes on")
-        assert status.tokens_trained > before.tokens_trained
+        status = project.until(goes_on_after(before), 180, f"the server that was {how} goes on")
+        if how == "restarted":  # a kill may take it back to its newest snapshot
+            assert status.tokens_trained > before.tokens_trained
+        assert loss_of(status) < 1.1 * loss_of(before)
         took_s = time.monotonic() - began_s
         tell(f"the server was {how}: rounds are merged again after {took_s:.0f} s")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = set(re.findall(r"^([a-z]+):(?!=)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
@@ -17,14 +17,14 @@ def _code(text: str) -> str:
 
 def test_every_target_explains_itself() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    explained = set(re.findall(r"^([a-z]+):.*## \S", makefile, re.MULTILINE))
+    explained = set(re.findall(r"^([a-z-]+):.*## \S", makefile, re.MULTILINE))
     assert {"demo", "test", "lint", "format", "protos", "clean", "help"} <= TARGETS
     assert explained == TARGETS
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_make_targets_that_documents_name_exist(document: Path) -> None:
-    for words in re.findall(r"\bmake((?: +[a-z]+)+)", _code(document.read_text("utf-8"))):
+    for words in re.findall(r"\bmake((?: +[a-z-]+)+)", _code(document.read_text("utf-8"))):
         assert set(words.split()) <= TARGETS
 
 
