@@ -6,7 +6,7 @@
 | 1 | anything else that is not right; a traceback means a bug of this program |
 | 2 | usage, settings or data: change the command or the file that it names |
 | 3 | the outer server cannot be reached |
-| 4 | the outer server refuses this process |
+| 4 | the outer server refuses this process, or what it asks for |
 | 5 | the run directory is missing, damaged, in use, or of another version |
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from fragments.errors import (
     DataError,
     DilocoError,
+    ForbiddenError,
     LayoutError,
     RefusedError,
     RunDirectoryError,
@@ -35,6 +36,7 @@ _CODES: tuple[tuple[type[DilocoError], int], ...] = (
     (LayoutError, USAGE),
     (UnreachableError, UNREACHABLE),
     (RefusedError, REFUSED),
+    (ForbiddenError, REFUSED),
     (RunDirectoryError, RUN_DIRECTORY),
 )
 

@@ -40,7 +40,7 @@ def parse_flags(verb: Verb, argv: Sequence[str], misplaced: Mapping[str, str]) -
     found = Found()
     for key in keys:
         value = getattr(names, key.dotted, None)
-        if value is None:
+        if value is None or (key.positional and value == []):
             continue
         if key.kind == "table":
             value = dict(_pair(text, key.flag) for text in value)
@@ -52,7 +52,7 @@ def parse_flags(verb: Verb, argv: Sequence[str], misplaced: Mapping[str, str]) -
 
 
 def _build(verb: Verb, keys: Sequence[Key]) -> _Parser:
-    places = "".join(f" {key.metavar}" for key in keys if key.positional)
+    places = "".join(f" {_place(key)}" for key in keys if key.positional)
     parser = _Parser(
         prog=f"diloco {verb.name}",
         # Not argparse's own, which would list every flag: the longest verb has two dozen.
@@ -77,9 +77,18 @@ def _build(verb: Verb, keys: Sequence[Key]) -> _Parser:
     return parser
 
 
+def _place(key: Key) -> str:
+    """As `usage` has it: `RUN_DIR`, `[LEARNER]`, `CHANGES...`."""
+    more = "..." if key.kind == "list" else ""
+    text = f"{key.metavar}{more}"
+    return text if key.field.is_required() else f"[{text}]"
+
+
 def _add(group: argparse._ActionsContainer, key: Key) -> None:
     text = _help(key.field)
-    if key.positional:
+    if key.positional and key.kind == "list":
+        group.add_argument(key.dotted, metavar=key.metavar, nargs="*", default=None, help=text)
+    elif key.positional:
         group.add_argument(key.dotted, metavar=key.metavar, nargs="?", help=text)
     elif key.kind == "switch":
         group.add_argument(

@@ -45,6 +45,7 @@ class RefusalCode(StrEnum):
     MISMATCH = "mismatch"
     FULL = "full"
     NOT_TRAINING = "not_training"
+    EVICTED = "evicted"
 
 
 class RefusedError(DilocoError):
@@ -53,6 +54,10 @@ class RefusedError(DilocoError):
     def __init__(self, code: RefusalCode, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+class ForbiddenError(DilocoError):
+    """Whoever calls may not do this from where it is."""
 
 
 class UnreachableError(DilocoError):

@@ -218,6 +218,19 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """What has become of what an operator asked for, as a sentence; durable by then.
+
+    `changed` False: it was so already. `snapshot`: the name of the one that was written or gone
+    back to, "" where there is none.
+    """
+
+    sentence: str
+    changed: bool = True
+    snapshot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """A new version of a fragment can be pulled."""
 
@@ -227,12 +240,15 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The run's clock and phase, and H (`sync_interval_steps`) as it is in force."""
+    """The run's clock and phase, and what may change in mid-run: H (`sync_interval_steps`) as it is
+    in force, and the budget; 0 where it is not told.
+    """
 
     global_step: int
     tokens_trained: int
     phase: Phase
     sync_interval_steps: int = 0
+    budget_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +306,7 @@ class LearnerState(StrEnum):
     TRAINING = "training"
     LOST = "lost"
     LEFT = "left"
+    EVICTED = "evicted"
 
 
 @dataclass(frozen=True, slots=True)

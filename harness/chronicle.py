@@ -7,25 +7,33 @@ import json
 from datetime import datetime
 from typing import Any
 
+from pydantic import BaseModel
+
 from fragments.records import Receipt, Refusal
 from outer_server.core.events import (
     Attached,
+    Change,
     Contributed,
     Declined,
+    Denied,
     Drain,
     Evaluated,
+    Evict,
     HasAdopted,
+    Hold,
     Join,
     Leave,
     Merged,
     Note,
+    Release,
     Reported,
+    RollBack,
     Started,
     Tick,
 )
 from outer_server.history import Happened
 
-_TOLD_BY_NOTES = (Join, Leave, Drain, Tick)
+_TOLD_BY_NOTES = (Join, Leave, Drain, Tick, Hold, Evict, Release, Change, RollBack)
 """Events of which the scheduler's own notes say all."""
 
 _SMALL = (Reported, HasAdopted, Attached, Declined)
@@ -42,6 +50,9 @@ def sentences(happened: Happened, *, every: bool) -> list[str]:
     """What happened, as a person would say it; with `every`, reports and adoptions too."""
     told = [_note(note) for note in happened.notes]
     event = happened.record.event
+    if isinstance(happened.reply, Denied):
+        kind = type(event).__name__.lower()
+        return [f"an operator asks for {kind} and is refused: {happened.reply.reason}"]
     if isinstance(event, _TOLD_BY_NOTES) or (isinstance(event, _SMALL) and not every):
         return told
     return [_sentence(happened), *told]
@@ -75,7 +86,11 @@ def as_json(happened: Happened) -> str:
             "kind": type(happened.reply).__name__,
             **dataclasses.asdict(happened.reply),
         }
-    return json.dumps(line, default=str)
+    return json.dumps(line, default=_plain)
+
+
+def _plain(value: object) -> object:
+    return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
 
 def _sentence(happened: Happened) -> str:

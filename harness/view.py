@@ -35,6 +35,7 @@ _STATE_STYLE = {
     LearnerState.TRAINING: "green",
     LearnerState.LOST: "bold red",
     LearnerState.LEFT: "dim",
+    LearnerState.EVICTED: "red",
 }
 _EVENT_STYLE = {
     EventKind.KILLED: "bold red",

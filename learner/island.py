@@ -176,9 +176,12 @@ class Island:
         with self._prepared_lock:
             prepared, self._prepared = self._prepared, {}
         for new in prepared.values():
-            local_BxN = self._adopted_value(new, params, bases[new.fragment])
+            before = bases[new.fragment]
+            if before is not None and before.version.epoch != new.version.epoch:
+                before = None  # The run went back: nothing of what was trained since may stay.
+            local_BxN = self._adopted_value(new, params, before)
             params = self._tree.replace(new.fragment, params, local_BxN)
-            base = self._new_base(new, bases[new.fragment], at)
+            base = self._new_base(new, before, at)
             bases = (*bases[: new.fragment], base, *bases[new.fragment + 1 :])
             adopted.append(Adopted(new.fragment, new.version, new.digest, at.step))
         return Adoption(replace(at, params=params, bases=bases), tuple(adopted))

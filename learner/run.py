@@ -153,7 +153,8 @@ class Learner:
         if progress is not self._heard:
             self._heard = progress
             self._tokens.observe(progress.tokens_trained, own_tokens)
-        return self._tokens.estimate(own_tokens) / self._member.spec.budget_tokens
+        budget_tokens = progress.budget_tokens or self._member.spec.budget_tokens
+        return self._tokens.estimate(own_tokens) / budget_tokens
 
     def _outcome(self, wait_share: float, *, finished: bool) -> Outcome:
         now = self._island.completed

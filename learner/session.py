@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -165,11 +166,11 @@ class Session:
         self._heartbeat_s = welcome.heartbeat_s
         self._on_welcome(welcome)
         self._note(
-            Progress(
-                welcome.global_step,
-                welcome.tokens_trained,
-                welcome.phase,
-                self._progress.sync_interval_steps,
+            replace(
+                self._progress,
+                global_step=welcome.global_step,
+                tokens_trained=welcome.tokens_trained,
+                phase=welcome.phase,
             )
         )
         return welcome

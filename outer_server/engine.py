@@ -13,15 +13,16 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
 from fragments.errors import BusyError, StorageError
 from fragments.payload import Payload
-from fragments.records import ContributionKey, Goodbye, Lease, Phase, Receipt, Welcome
+from fragments.records import Answered, ContributionKey, Goodbye, Lease, Phase, Receipt, Welcome
 from outer_server.core import membership
 from outer_server.core.events import (
     Attached,
@@ -35,16 +36,18 @@ from outer_server.core.events import (
     Publish,
     Reply,
     Reported,
+    RollBack,
     Send,
     StartMerge,
     Tick,
 )
 from outer_server.core.scheduler import Outcome, handle
 from outer_server.core.state import MergeOrder, RunState
+from outer_server.core.step import FragmentParameters
 from outer_server.holdings import Sink
 from outer_server.publications import Publications
 from outer_server.recovery import Recovered
-from outer_server.store.snapshot import Snapshot
+from outer_server.store.snapshot import Saved, Snapshot
 from outer_server.store.tape import Entry, Stored
 from outer_server.store.unwritten import Unwritten
 
@@ -80,6 +83,7 @@ PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone."""
 
 _log = structlog.get_logger(__name__)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +102,20 @@ class _Detached:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """An event on its way in, and what belongs to it."""
+class _Wanted:
+    """A snapshot is wanted now; the scheduler need not know."""
 
-    event: Event | _Detached
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An event on its way in, and what belongs to it. `values`: those that a RollBack names."""
+
+    event: Event | _Detached | _Wanted
     reply: Future[Reply] | None = None
     payload: Payload | None = None
     stored: Stored | None = None
     sink: Sink | None = None
+    values: tuple[FragmentParameters, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +133,7 @@ class Engine:
 
     Args:
         run: the run as it was found; its tensors are from now on the merge thread's own.
-        save: writes a snapshot and returns up to which event the tape is needed no more; called
-            from a worker thread.
+        save: writes a snapshot; called from a worker thread.
         snapshots: when a snapshot is due.
         clock: seconds, monotonic.
     """
@@ -132,7 +141,7 @@ class Engine:
     def __init__(
         self,
         run: Recovered,
-        save: Callable[[Snapshot], int | None],
+        save: Callable[[Snapshot], Saved],
         snapshots: SnapshotRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -142,7 +151,9 @@ class Engine:
         self._journal = run.journal
         self._save = save
         self._snapshots = snapshots
-        self._saved_rounds, self._saved_at_s = run.saved_rounds, 0.0
+        self._saved, self._saved_at_s = (run.state.epoch, run.saved_rounds), 0.0
+        self._save_failed = False
+        self._wanted: list[Future[Reply]] = []
         self._clock = clock
         self._began_s = clock()
         self._layout_digest = run.parameters.layout.digest
@@ -196,6 +207,7 @@ class Engine:
         self._queue.put(None, timeout=CALL_TIMEOUT_S)
         self._thread.join()
         self._saver.shutdown(wait=True)
+        _refuse(self._wanted, BusyError("the server is stopping: it writes a snapshot by itself"))
         self._holdings.send(None, Goodbye(None, reason))
         try:
             self._save(self._snapshot(self._state, self._journal.position))
@@ -208,13 +220,31 @@ class Engine:
         payload: Payload | None = None,
         stored: Stored | None = None,
         sink: Sink | None = None,
+        values: tuple[FragmentParameters, ...] | None = None,
     ) -> Reply:
         """Hand in an event and wait for its reply. Raises BusyError, also when the engine died, and
         StorageError when it cannot be made durable: then it has not happened.
         """
         reply: Future[Reply] = Future()
-        self._put(_Item(event, reply, payload, stored, sink))
+        self._put(_Item(event, reply, payload, stored, sink, values))
         return reply.result(CALL_TIMEOUT_S)
+
+    def snapshot(self, timeout_s: float) -> Reply:
+        """Write one now; Answered once it is durable. Raises BusyError, StorageError where it
+        cannot be written, and TimeoutError; it is written all the same then.
+        """
+        reply: Future[Reply] = Future()
+        self._put(_Item(_Wanted(), reply))
+        return reply.result(timeout_s)
+
+    def between_snapshots(self, work: Callable[[], _Result]) -> _Result:
+        """Have something done when no snapshot is written. Raises BusyError, and what it raises."""
+        self.check()
+        try:
+            done = self._saver.submit(work)
+        except RuntimeError:
+            raise BusyError("the server is stopping: try again when it is back") from None
+        return done.result()
 
     def tell(self, event: Event) -> None:
         """Hand in an event that has no reply. Raises BusyError."""
@@ -247,6 +277,7 @@ class Engine:
 
     def _refuse_waiting(self) -> None:
         """Tell those who wait for a reply that none will come."""
+        _refuse(self._wanted, BusyError(FAILED))
         waiting: list[_Item | None] = [*self._current, *self._kept]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -323,9 +354,10 @@ class Engine:
         for item in items:
             before, outcome = state, self._outcome(state, item, now_s)
             state = outcome.state
-            if not isinstance(item.event, _Detached) and _is_news(item.event, before, outcome):
+            event = item.event
+            if not isinstance(event, _Detached | _Wanted) and _is_news(event, before, outcome):
                 stored = item.stored if _is_accepted(outcome.reply) else None
-                entries.append(Entry(now_s, unix_s, item.event, stored))
+                entries.append(Entry(now_s, unix_s, event, stored))
             must_last = must_last or _must_last(before, outcome)
             ends_run = state.phase is Phase.FINISHED and before.phase is not Phase.FINISHED
             at = None if position is None else position + len(entries)
@@ -338,7 +370,7 @@ class Engine:
 
     def _outcome(self, state: RunState, item: _Item, now_s: float) -> Outcome:
         event = item.event
-        if isinstance(event, _Detached):
+        if isinstance(event, _Detached | _Wanted):
             return Outcome(state, (), None, now_s)
         if isinstance(event, Attached):
             refusal = membership.check_lease(state, event.learner, event.token)
@@ -360,9 +392,14 @@ class Engine:
             self._holdings.attach(event.learner, item.sink)
         if isinstance(event, Contributed) and item.payload and _is_accepted(outcome.reply):
             self._holdings.payloads[event.meta.key] = item.payload
+        if isinstance(event, RollBack) and item.values and isinstance(outcome.reply, Answered):
+            self._holdings.go_back(outcome.state, item.values)
+            self._merger.submit(self._holdings.begin_again, item.values)
         for effect in self._make_final(handled) if handled.ends_run else outcome.effects:
             self._perform(effect)
-        if item.reply is not None:
+        if isinstance(event, _Wanted) and item.reply is not None:
+            self._wanted.append(item.reply)
+        elif item.reply is not None:
             item.reply.set_result(outcome.reply)
 
     def _stall(self, items: list[_Item], error: StorageError) -> float:
@@ -430,30 +467,46 @@ class Engine:
             published.result(WAIT_S)
 
     def _save_if_due(self) -> None:
-        rounds, now_s = self._state.rounds_merged - self._saved_rounds, self.now_s()
+        (epoch, rounds), now_s = self._saved, self.now_s()
         is_old = now_s - self._saved_at_s >= self._snapshots.every_s
-        if rounds < (1 if is_old else self._snapshots.every_rounds):
+        few = 1 if is_old else self._snapshots.every_rounds
+        # Soon after a rollback nobody shall need the older ones any more.
+        is_due = self._state.rounds_merged - rounds >= few or self._state.epoch != epoch
+        # A full disk is not tried again at every turn.
+        is_due = is_due and (is_old or not self._save_failed)
+        if not is_due and not self._wanted:
             return
         if self._saving is not None and not self._saving.done():
             return
         self._saved_at_s = now_s
+        wanted, self._wanted = self._wanted, []
         snapshot = self._snapshot(self._state, self._journal.position)
         self._unwritten = snapshot.fragments
-        self._saving = self._saver.submit(self._save_logged, snapshot)
+        self._saving = self._saver.submit(self._save_logged, snapshot, wanted)
 
-    def _save_logged(self, snapshot: Snapshot) -> None:
+    def _save_logged(self, snapshot: Snapshot, wanted: Sequence[Future[Reply]] = ()) -> None:
         try:
-            covered = self._save(snapshot)
+            saved = self._save(snapshot)
+            self._save_failed = False
         except Exception as error:  # noqa: BLE001  left in a future it would be lost
+            self._save_failed = True
             _log.error("snapshot_failed", reason=str(error))
-        else:
-            self._saved_rounds = snapshot.state.rounds_merged
-            if covered is not None:
-                self._covered = covered
+            _refuse(wanted, StorageError("no snapshot could be written: see the server's log"))
+            return
+        self._saved = snapshot.state.epoch, snapshot.state.rounds_merged
+        if saved.covered is not None:
+            self._covered = saved.covered
+        for reply in wanted:
+            reply.set_result(Answered(f"snapshot {saved.name} is written", snapshot=saved.name))
 
     def _snapshot(self, state: RunState, position: int | None) -> Snapshot:
         fragments = Unwritten(self._holdings.published)
         return Snapshot(state, fragments, dict(self._holdings.payloads), position)
+
+
+def _refuse(waiting: Sequence[Future[Reply]], error: BusyError) -> None:
+    for reply in waiting:
+        reply.set_exception(error)
 
 
 def _is_news(event: Event, before: RunState, outcome: Outcome) -> bool:
@@ -468,8 +521,11 @@ def _is_accepted(reply: Reply) -> bool:
 
 def _must_last(before: RunState, outcome: Outcome) -> bool:
     """Whether somebody is to hear of something that must not be forgotten: that a contribution
-    counts, that a lease was granted, a version, a new phase.
+    counts, that a lease was granted, a version, a new phase, what an operator has done.
     """
-    if isinstance(outcome.reply, Receipt | Welcome) or outcome.state.phase is not before.phase:
+    if (
+        isinstance(outcome.reply, Receipt | Welcome | Answered)
+        or outcome.state.phase is not before.phase
+    ):
         return True
     return any(isinstance(effect, Publish) for effect in outcome.effects)

@@ -107,7 +107,7 @@ def newest(run: Path) -> Replayed:
 def _replay(directory: RunDirectory, first: Restored, progress: Progress) -> Replayed:
     snapshots = {k.position: k for k in known(directory.snapshots, directory.spec)}
     parameters = Parameters(directory.spec, directory.layout, first.fragments)
-    again = Replay(parameters, first.state, first.payloads)
+    again = Replay(parameters, first.state, first.payloads, directory.load_named)
     differences, done, compared, damage = list[str](), 0, 0, ""
     try:
         for record, payload, last in _records(directory, first.position):

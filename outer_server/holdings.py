@@ -5,7 +5,7 @@ and where a note is written is left to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fragments.errors import NonFiniteError, PayloadError
 from fragments.payload import Payload
@@ -24,8 +24,8 @@ Performed = Send | Publish | Discard | Disconnect
 
 
 class Holdings:
-    """Not thread-safe, except that one other thread may call `merge` and `stand`, and any thread
-    may read `publications`.
+    """Not thread-safe, except that one other thread may call `merge`, `stand` and `begin_again`,
+    and any thread may read `publications`.
 
     Args:
         parameters: the tensors; changed by `merge` alone.
@@ -61,6 +61,20 @@ class Holdings:
             version = membership.version_of(state, index)
             broadcast = self.published[index].broadcast_BxN
             self.publications.reset(index, version, fragment.digest, broadcast)
+
+    def go_back(self, state: RunState, fragments: Sequence[FragmentParameters]) -> None:
+        """Publish other values, in the new epoch of `state`; nothing of the old one is left but
+        what merges of it may still bring: see `begin_again`.
+        """
+        self.published = list(fragments)
+        self.renew(state)
+
+    def begin_again(self, fragments: Sequence[FragmentParameters]) -> None:
+        """Merge on from these values; for the thread that merges. What it merged before and was
+        not published is let go of.
+        """
+        self._parameters.fragments = tuple(fragments)
+        self._results.clear()
 
     def attach(self, learner: str, sink: Sink) -> None:
         """A learner's control stream is open; an older one is told that it was replaced."""
@@ -126,4 +140,5 @@ class Holdings:
     ) -> Merged:
         update = result[0]
         self._results[order.fragment, update.version.number] = result
-        return Merged(order.fragment, update.version.number, update.digest, order, refused)
+        version = update.version
+        return Merged(order.fragment, version.number, update.digest, order, refused, version.epoch)

@@ -11,16 +11,17 @@ from jaxtyping import Float32
 
 from fragments.codec import Codec
 from fragments.digest import digest_hex
-from fragments.errors import NonFiniteError
+from fragments.errors import NonFiniteError, SettingsError
 from fragments.layout import FragmentLayout, Layout
 from fragments.payload import Payload, encode_f32
 from fragments.quantize import flush_subnormals, valid_counts
 from fragments.records import ContributionKey, Update, Version
-from fragments.runspec import RunSpec
+from fragments.runspec import OuterSettings, RunSpec
 from outer_server.core.merge import Encoded, Part, merge
 from outer_server.core.state import MergeOrder
 from outer_server.core.step import (
     FragmentParameters,
+    OuterStep,
     make_closing_step,
     make_outer_step,
     newborn,
@@ -49,9 +50,9 @@ class Parameters:
         self._valid = [jnp.asarray(valid_counts(f, layout.rows_padded)) for f in layout.fragments]
         self.codec = Codec.of(spec.codec)
         self._decoded = Decoded(layout.num_values // _DECODED_SHARE)
-        fraction = spec.codec.step_fraction_down
-        self._step = make_outer_step(spec.outer, self.codec, fraction)
-        self._closing_step = make_closing_step(self.codec, fraction)
+        self._fraction = spec.codec.step_fraction_down
+        self._step = make_outer_step(spec.outer, self.codec, self._fraction)
+        self._closing_step = make_closing_step(self.codec, self._fraction)
 
     @staticmethod
     def newborn(
@@ -80,8 +81,10 @@ class Parameters:
         reduced = self.codec.reduce(zeros_BxN, self._valid[0], 1.0)
         part = self.layout.fragments[0]
         silent = self._decode(0, self.codec.encode(part, reduced.codes, reduced.step_bits))
-        for step, mean in ((self._step, False), (self._closing_step, True)):
-            merged_BxN = self._merge(self.layout.fragments[0], [Part(1.0, (silent,))], mean=mean)
+        radial = self.spec.merge == "rda"
+        for step, is_radial in ((self._step, radial), (self._closing_step, False)):
+            parts = [Part(1.0, (silent,))]
+            merged_BxN = self._merge(self.layout.fragments[0], parts, radial=is_radial)
             bool(step(self.fragments[0], merged_BxN, self._valid[0]).finite)
 
     def apply(
@@ -96,9 +99,9 @@ class Parameters:
         """
         index = order.fragment
         layout = self.layout.fragments[index]
-        merged_BxN = self._merge(layout, self._parts(order, payloads), mean=order.closing)
-        step = self._closing_step if order.closing else self._step
-        stepped = step(self.fragments[index], merged_BxN, self._valid[index])
+        radial = (order.merge or self.spec.merge) == "rda" and not order.closing
+        merged_BxN = self._merge(layout, self._parts(order, payloads), radial=radial)
+        stepped = self._step_of(order)(self.fragments[index], merged_BxN, self._valid[index])
         if not bool(stepped.finite):
             raise NonFiniteError(
                 f"the outer step of fragment {index} from version {order.version} is not finite"
@@ -131,10 +134,17 @@ class Parameters:
         )
         return update, self.fragments[index]
 
+    def _step_of(self, order: MergeOrder) -> OuterStep:
+        """With the settings that were in force when the round closed."""
+        if order.closing:
+            return self._closing_step
+        if order.outer is None or order.outer == self.spec.outer:
+            return self._step
+        return make_outer_step(order.outer, self.codec, self._fraction)
+
     def _merge(
-        self, layout: FragmentLayout, parts: Iterable[Part], *, mean: bool
+        self, layout: FragmentLayout, parts: Iterable[Part], *, radial: bool
     ) -> Float32[jax.Array, "B N"]:
-        radial = self.spec.merge == "rda" and not mean
         return merge(parts, layout, self.layout.rows_padded, radial=radial)
 
     def full(self, index: int, broadcast_BxN: Float32[jax.Array, "B N"]) -> Payload:
@@ -160,6 +170,16 @@ class Parameters:
     def check(self, fragment: int, payload: Payload) -> None:
         """Raise PayloadError for one that no merge could take. Any thread may call it."""
         self._decoded.keep(payload, self._decode(fragment, payload))
+
+    def check_outer(self, settings: OuterSettings) -> None:
+        """Raise SettingsError for an outer optimizer that cannot go on from the present state."""
+        held = self.fragments[0]
+        there = jax.eval_shape(outer_optimizer(settings).init, held.broadcast_BxN)
+        if str(jax.tree.structure(there)) != str(jax.tree.structure(held.outer)):
+            raise SettingsError(
+                "the outer optimizer's state would be another with these settings (no momentum has "
+                "none): that cannot be changed while the run is trained"
+            )
 
     def _decode(self, fragment: int, payload: Payload) -> Encoded:
         layout = self.layout.fragments[fragment]

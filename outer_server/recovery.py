@@ -60,7 +60,7 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
     parameters = Parameters(directory.spec, directory.layout, restored.fragments)
     # What merges replace must not stay in memory.
     restored = replace(restored, fragments=())
-    replay = Replay(parameters, restored.state, restored.payloads)
+    replay = Replay(parameters, restored.state, restored.payloads, directory.load_named)
     journal: Journal = NoJournal()
     lost = "it goes on from a copy" if take_over else ""
     if keep_journal or directory.journal.is_dir():
@@ -72,6 +72,8 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
             durable.close()
     lost = lost or _missing(record, restored, replay.state)
     epochs = max(record.epoch, replay.state.epoch)
+    if lost:
+        epochs = max(epochs, record.epoch_begun)
     generation = max(record.generation, replay.state.generation)
     started = Started(
         generation + (TAKE_OVER_GENERATIONS if take_over else 1), epochs + 1 if lost else epochs
@@ -93,7 +95,8 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
         _log.warning("new_epoch", epoch=state.epoch, reason=lost)
     took_s = round(time.monotonic() - began_s, 2)
     _log.info("recovered", snapshot=restored.name, merges=replay.merges, seconds=took_s)
-    saved = restored.state.rounds_merged
+    # A rollback on the tape may have gone back before it.
+    saved = min(restored.state.rounds_merged, state.rounds_merged)
     return Recovered(state, parameters, replay.holdings, journal, saved, lost)
 
 
@@ -142,8 +145,8 @@ def _missing(record: ServerRecord, restored: Restored, state: RunState) -> str:
     return "no clean stop, or its snapshot is gone: versions may be missing"
 
 
-def stopped(directory: RunDirectory) -> None:
+def stopped(directory: RunDirectory, epoch: int) -> None:
     """Note, after the last snapshot, that nothing was left unsaved."""
     record = directory.record()
     newest = numbered(directory.snapshots)[-1].name
-    directory.write_record(replace(record, clean=True, snapshot=newest))
+    directory.write_record(replace(record, epoch=epoch, clean=True, snapshot=newest))

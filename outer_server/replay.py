@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from fragments.errors import RunDirectoryError
 from fragments.payload import Payload
-from fragments.records import ContributionKey, Receipt
-from outer_server.core.events import Contributed, Discard, Merged, Note, Publish, Started
+from fragments.records import Answered, ContributionKey, Receipt
+from outer_server.core.events import (
+    Contributed,
+    Discard,
+    Merged,
+    Note,
+    Publish,
+    RollBack,
+    Started,
+)
 from outer_server.core.scheduler import handle
 from outer_server.core.state import RunState
 from outer_server.holdings import Holdings
 from outer_server.parameters import Parameters
-from outer_server.store.tape import Record
+from outer_server.store.snapshot import Restored
+from outer_server.store.tape import DamagedTapeError, Record
 
 
 class Replay:
@@ -22,6 +32,7 @@ class Replay:
         parameters: the tensors of `state`; changed by `apply`.
         state: where to begin.
         payloads: contributions that had arrived by then and were not merged.
+        load: a snapshot by its name, for a tape that goes back to one; raises RunDirectoryError.
     """
 
     def __init__(
@@ -29,15 +40,20 @@ class Replay:
         parameters: Parameters,
         state: RunState,
         payloads: Mapping[ContributionKey, Payload],
+        load: Callable[[str], Restored],
     ) -> None:
         self.state = state
         self.parameters = parameters
         self.holdings = Holdings(parameters, state, payloads)
+        self._load = load
         self.differences: list[str] = []
         self.merges = 0
 
     def apply(self, record: Record, payload: Payload | None) -> tuple[Note, ...]:
-        """Let one event happen again; what it had to say for the log."""
+        """Let one event happen again; what it had to say for the log.
+
+        Raises DamagedTapeError where it goes back to a snapshot that is missing or damaged.
+        """
         event = record.event
         if isinstance(event, Merged):
             self._merge(event)
@@ -46,6 +62,8 @@ class Replay:
         is_new = isinstance(outcome.reply, Receipt) and not outcome.reply.duplicate
         if isinstance(event, Contributed) and is_new and payload is not None:
             self.holdings.payloads[event.meta.key] = payload
+        if isinstance(event, RollBack) and isinstance(outcome.reply, Answered):
+            self._go_back(event, outcome.state, record.number)
         self.state = outcome.state
         if isinstance(event, Started):
             self.holdings.renew(self.state)
@@ -54,9 +72,19 @@ class Replay:
                 self.holdings.perform(effect)
         return tuple(effect for effect in outcome.effects if isinstance(effect, Note))
 
+    def _go_back(self, event: RollBack, state: RunState, number: int) -> None:
+        try:
+            fragments = self._load(event.point.snapshot).fragments
+        except RunDirectoryError as error:
+            raise DamagedTapeError(number - 1, str(error)) from error
+        self.holdings.go_back(state, fragments)
+        self.holdings.begin_again(fragments)
+
     def _merge(self, event: Merged) -> None:
-        self.merges += 1
         order, epoch = event.order, self.state.epoch
+        if event.epoch not in (None, epoch):
+            return  # It was under way while the run went back.
+        self.merges += 1
         if event.refused is not None:
             self.holdings.stand(order, epoch, event.refused)
             return

@@ -32,6 +32,7 @@ from fragments.records import (
     Welcome,
 )
 from outer_server import status
+from outer_server.administration import Administration
 from outer_server.core import membership, receive
 from outer_server.core.events import (
     Attached,
@@ -63,7 +64,7 @@ class OuterServer:
     """One run, served. Thread-safe; use as a context manager.
 
     Calls that take a lease raise RefusedError when it may not speak. Raises
-    RunDirectoryError when the directory cannot be used.
+    RunDirectoryError when the directory cannot be used. `admin`: what an operator may do.
 
     Args:
         path: what `store.rundir.create_run` made.
@@ -102,6 +103,7 @@ class OuterServer:
             self._parameters, self._journal = run.parameters, run.journal
             self._generation = run.state.generation
             self._engine = Engine(run, self._directory.save, self._snapshots, self._clock)
+            self.admin = Administration(self._engine, self._directory, self._parameters)
             self._engine.start()
         except BaseException:
             self._directory.__exit__(None, None, None)
@@ -115,9 +117,9 @@ class OuterServer:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._engine.stop("the server is stopping")
+            self._engine.stop(self.admin.stop_reason or "the server is stopping")
             if not self.failed:
-                stopped(self._directory)
+                stopped(self._directory, self._engine.state.epoch)
         finally:
             self._directory.__exit__(kind, error, traceback)
 

@@ -109,7 +109,7 @@ def _learner(
         )
     return LearnerStatus(
         name=record.name,
-        state=_state(record),
+        state=_state(state, record),
         token=record.token,
         position=record.position,
         steps=tally.steps + report.step,
@@ -136,7 +136,9 @@ def _learner(
     )
 
 
-def _state(record: LearnerRecord) -> LearnerState:
+def _state(state: RunState, record: LearnerRecord) -> LearnerState:
+    if record.name in state.evicted:
+        return LearnerState.EVICTED
     if record.live:
         return LearnerState.TRAINING if record.has_stepped else LearnerState.JOINED
     return LearnerState.LEFT if record.left else LearnerState.LOST

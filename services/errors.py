@@ -22,6 +22,7 @@ from fragments.errors import (
     BusyError,
     DataError,
     DilocoError,
+    ForbiddenError,
     LayoutError,
     NonFiniteError,
     PayloadError,
@@ -63,6 +64,7 @@ REFUSALS: Mapping[RefusalCode, grpc.StatusCode] = {
     RefusalCode.MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalCode.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RefusalCode.NOT_TRAINING: grpc.StatusCode.FAILED_PRECONDITION,
+    RefusalCode.EVICTED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 ERRORS: Mapping[type[DilocoError], Entry] = {
@@ -72,6 +74,7 @@ ERRORS: Mapping[type[DilocoError], Entry] = {
     SettingsError: Entry(grpc.StatusCode.INVALID_ARGUMENT),
     BusyError: Entry(grpc.StatusCode.RESOURCE_EXHAUSTED),
     StorageError: Entry(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ForbiddenError: Entry(grpc.StatusCode.PERMISSION_DENIED),
     UnreachableError: Entry(grpc.StatusCode.UNAVAILABLE),
     OlderServerError: Entry(grpc.StatusCode.UNAVAILABLE),
     StreamReplacedError: Entry(grpc.StatusCode.ABORTED),

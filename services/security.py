@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from fragments.errors import SettingsError
 
@@ -45,6 +46,21 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_near(peer: str) -> bool:
+    """Whether the peer of a call, as gRPC names it (`ipv4:127.0.0.1:5001`), is on this machine."""
+    kind, _, place = peer.partition(":")
+    if kind in ("unix", "unix-abstract"):
+        return True
+    host = unquote(place.rpartition(":")[0]).strip("[]").partition("%")[0]
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    # A socket for both families names a peer of IPv4 so.
+    mapped = getattr(found, "ipv4_mapped", None)
+    return bool((mapped or found).is_loopback)
 
 
 def check_bind(address: str, insecure: bool) -> Address:

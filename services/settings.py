@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,6 +47,11 @@ class ServerSettings(_Settings):
     cap_send_mbit: CapMbit = Field(
         default=None,
         description="most Mbit/s of weights that this server sends to all learners together",
+    )
+    admin_from: Literal["loopback", "anywhere", "nowhere"] = Field(
+        default="loopback",
+        description="from where `diloco admin` is taken: this machine, anywhere that reaches the"
+        " server, or nowhere",
     )
     insecure: bool = Field(default=False, description="serve beyond loopback without certificates")
     push_threads: int = Field(

@@ -86,7 +86,7 @@ def run(settings: ServeSettings) -> None:
         with OuterServer(
             settings.run_dir, keep_journal=settings.journal, take_over=settings.take_over
         ) as outer:
-            services = OuterServices(outer, server_settings)
+            services = OuterServices(outer, server_settings, outer.admin)
             services.start()
             try:
                 _announce(settings.run_dir, services, outer.describe().run_id)
@@ -100,7 +100,7 @@ def run(settings: ServeSettings) -> None:
 def _attend(
     outer: OuterServer, services: OuterServices, stop: threading.Event, *, until_finished: bool
 ) -> None:
-    """Until `stop` is set, or the run is over and nobody is there any more.
+    """Until `stop` is set, an operator says so, or the run is over and nobody is there any more.
 
     Raises:
         DilocoError: when the server has failed.
@@ -109,7 +109,7 @@ def _attend(
 
     farewell = Farewell()
     told = False
-    while not stop.wait(LOOK_S):
+    while not stop.wait(LOOK_S) and not outer.admin.stop_reason:
         if outer.failed:
             raise DilocoError("the server has failed: its log above says why")
         status = outer.status()
@@ -197,7 +197,10 @@ VERB = Verb(
         "0 any free port is taken.\n\n"
         "A cap holds what travels of weights and pseudo-gradients, with all learners together and\n"
         "over any 10 s, to so many Mbit/s (10^6 bits), in the direction as this machine sees it:\n"
-        "learners push, it receives; they pull, it sends. Heartbeats and status do not count."
+        "learners push, it receives; they pull, it sends. Heartbeats and status do not count.\n\n"
+        "`diloco admin` is taken from programs on this machine only, whoever runs them, and from\n"
+        "what reaches it through a tunnel that ends here; --admin-from nowhere takes it from\n"
+        "nobody, anywhere from all who can reach the server."
     ),
     examples=(
         "examples:\n"

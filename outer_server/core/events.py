@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from fragments.records import (
     Adopted,
+    Answered,
     ContributionKey,
     Decline,
     Evaluation,
@@ -18,7 +19,7 @@ from fragments.records import (
     Version,
     Welcome,
 )
-from outer_server.core.state import ContributionMeta, MergeOrder
+from outer_server.core.state import ContributionMeta, MergeOrder, SlotClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Merged:
     """The merge of a round is done: `version` of the fragment exists.
 
     `refused`: why the round's contributions could not be merged (no finite
-    result, an unreadable payload); the version then has the old value.
+    result, an unreadable payload); the version then has the old value. `epoch`: the one that it
+    was made in; in another it is of no use.
     """
 
     fragment: int
@@ -105,6 +107,7 @@ class Merged:
     digest: str
     order: MergeOrder
     refused: str | None = None
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,71 @@ class Started:
 class Drain:
     """The server is about to stop: open no more rounds."""
 
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An operator drains the run: no more rounds until it is released. This and the following are
+    replied with Answered or Denied.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """An operator ends a name's lease and refuses it another, for a time or until it is released.
+
+    `drop`: what it has sent and no round has taken is let go of, as if it had never come.
+    """
+
+    name: str
+    reason: str
+    for_s: float | None = None
+    drop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """An operator lets a name join again, or rounds open again where `name` is None."""
+
+    name: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An operator changes settings of the run: keys and values, as `fragments.changes` has them."""
+
+    changes: tuple[tuple[str, str], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a snapshot says of the run as it was then, but for its values and its learners.
+
+    `fragments`: version and digest of each.
+    """
+
+    snapshot: str
+    fragments: tuple[tuple[int, str], ...]
+    slots: SlotClock
+    global_step: int
+    tokens_trained: int
+    tokens_pushed: int
+    tokens_merged: int
+    rounds_merged: int
+    rounds_abandoned: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """An operator goes back to a snapshot, in a new epoch."""
+
+    point: Point
+    epoch: int
     reason: str
 
 
@@ -139,6 +207,11 @@ Event: TypeAlias = (
     | Merged
     | Started
     | Drain
+    | Hold
+    | Evict
+    | Release
+    | Change
+    | RollBack
     | Tick
 )
 
@@ -192,4 +265,12 @@ class Note:
 
 Effect: TypeAlias = Send | StartMerge | Publish | Discard | Disconnect | Note
 
-Reply: TypeAlias = Welcome | Receipt | Refusal | None
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Nothing of what an operator asked for has happened, and why."""
+
+    reason: str
+
+
+Reply: TypeAlias = Welcome | Receipt | Refusal | Answered | Denied | None

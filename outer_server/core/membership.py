@@ -10,7 +10,6 @@ from fragments.records import (
     Goodbye,
     Hello,
     Lease,
-    Phase,
     Progress,
     Refusal,
     RefusalCode,
@@ -107,7 +106,7 @@ def leave(state: RunState, event: Leave) -> tuple[RunState, list[Effect]]:
     record = state.learners.get(event.learner)
     if record is None or not record.live or record.token != event.token:
         return state, []
-    state = state.with_learner(replace(_ended(record), left=True))
+    state = state.with_learner(replace(ended(record), left=True))
     return state, [Note("left", event.reason[:MAX_TEXT], (("learner", event.learner),))]
 
 
@@ -115,14 +114,22 @@ def lost(record: LearnerRecord, now_s: float) -> tuple[LearnerRecord, list[Effec
     """A record whose lease has lapsed, and what to say of it."""
     reason = f"nothing heard for {now_s - record.heard_at_s:.1f} s"
     goodbye = Goodbye(RefusalCode.LEASE_LOST, f"the lease lapsed: {reason}; join again")
-    return _ended(record), [
+    return ended(record), [
         Note("lost", reason, (("learner", record.name),)),
         Disconnect(record.name, goodbye),
     ]
 
 
+def ended(record: LearnerRecord) -> LearnerRecord:
+    """A record without a lease."""
+    return replace(record, live=False, stepped_at_s=None, has_stepped=False)
+
+
 def check_lease(state: RunState, learner: str, token: int) -> Refusal | None:
     """None where `token` may speak for `learner`, otherwise why not."""
+    refusal = evicted(state, learner)
+    if refusal:
+        return Refusal(RefusalCode.EVICTED, refusal)
     record = state.learners.get(learner)
     if record is None:
         return Refusal(RefusalCode.LEASE_LOST, f"no lease of {learner!r} is known: join again")
@@ -136,9 +143,32 @@ def check_lease(state: RunState, learner: str, token: int) -> Refusal | None:
     return None
 
 
+def evicted(state: RunState, learner: str) -> str:
+    """Why an operator refuses this name, as a sentence; "" where none does."""
+    eviction = state.evicted.get(learner)
+    if eviction is None:
+        return ""
+    return (
+        f"{learner!r} was evicted by an operator{because(eviction.reason)}: "
+        f"`diloco admin release {learner}` lets it join again"
+    )
+
+
+def because(reason: str) -> str:
+    """An operator's reason after the sentence that it belongs to; nothing where there is none."""
+    text = " ".join(reason.split())[:MAX_TEXT]
+    return f" ({text})" if text else ""
+
+
 def progress(state: RunState) -> Progress:
     """Clock and phase, as learners are told."""
-    return Progress(state.global_step, state.tokens_trained, state.phase, state.slots.interval)
+    return Progress(
+        state.global_step,
+        state.tokens_trained,
+        state.phase,
+        state.slots.interval,
+        state.spec.budget_tokens,
+    )
 
 
 def version_of(state: RunState, fragment: int) -> Version:
@@ -174,10 +204,18 @@ def _check(state: RunState, hello: Hello, layout_digest: str) -> Refusal | None:
         )
     if mismatch is not None:
         return Refusal(RefusalCode.MISMATCH, mismatch)
+    return _check_welcome(state, hello)
+
+
+def _check_welcome(state: RunState, hello: Hello) -> Refusal | None:
+    """Whether a process that fits the run may join it now."""
     before = state.learners.get(hello.name)
     if before is not None and before.role is not hello.role:
         return Refusal(RefusalCode.MISMATCH, f"{hello.name!r} is known here as {before.role}")
-    if state.phase is Phase.DRAINING:
+    refusal = evicted(state, hello.name)
+    if refusal:
+        return Refusal(RefusalCode.EVICTED, refusal)
+    if state.stopping:
         return Refusal(RefusalCode.NOT_TRAINING, "the server is about to stop: try again later")
     if before is None and _is_full(state, hello.role) and _retiring(state, hello.role) is None:
         most = _most(state, hello.role)
@@ -271,7 +309,3 @@ def _free_shard(state: RunState, role: Role) -> int:
         return 0
     used = {r.shard_index for r in state.learners.values() if r.role is Role.LEARNER}
     return next(index for index in range(state.spec.max_learners) if index not in used)
-
-
-def _ended(record: LearnerRecord) -> LearnerRecord:
-    return replace(record, live=False, stepped_at_s=None, has_stepped=False)

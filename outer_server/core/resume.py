@@ -16,7 +16,7 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
 
     Open rounds end, and what had arrived for them waits for the next. Times
     start afresh at 0: every live lease runs anew, so learners that reconnect
-    within it need not join again.
+    within it need not join again, and so does the time of an eviction.
 
     A larger `epoch` says that the snapshot may be older than what was published:
     every base, and every contribution to one, is void, and what was trained since
@@ -24,25 +24,32 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
     """
     # Tokens only rise, also over joins that the snapshot does not know of.
     token = max(state.next_token, generation << TOKEN_BITS)
-    state = replace(state, generation=generation, next_token=token, due=())
+    state = replace(state, generation=generation, next_token=token, due=(), stopping=False)
     state = replace(state, closing_until_s=0.0, stepped_at_s=None)
+    again = {name: replace(each, since_s=0.0) for name, each in state.evicted.items()}
+    state = replace(state, evicted=again)
     if state.phase is not Phase.FINISHED:
-        reason = "the server was restarted"
-        state = replace(state, phase=Phase.WAITING, phase_reason=reason)
+        phase = Phase.DRAINING if state.held else Phase.WAITING
+        reason = state.held or "the server was restarted"
+        state = replace(state, phase=phase, phase_reason=reason)
     fragments = tuple(_parked(fragment) for fragment in state.fragments)
     learners = {name: _waiting(record) for name, record in state.learners.items()}
     if epoch == state.epoch:
         return replace(state, fragments=fragments, learners=learners)
-    void = Base()
     return replace(
         state,
         epoch=epoch,
         fragments=tuple(replace(fragment, arrived=()) for fragment in fragments),
         learners={
-            name: replace(record, live=False, starts_count=True, bases=(void,) * len(fragments))
+            name: replace(void(record, len(fragments)), live=False)
             for name, record in learners.items()
         },
     )
+
+
+def void(record: LearnerRecord, num_fragments: int) -> LearnerRecord:
+    """A record of which nothing that it holds, and nothing that it has trained since, counts."""
+    return replace(record, starts_count=True, bases=(Base(),) * num_fragments)
 
 
 def _parked(fragment: FragmentState) -> FragmentState:

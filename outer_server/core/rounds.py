@@ -135,7 +135,7 @@ def close_round(
     state, fresh, effects = _refuse_stale(state, fragment.arrived)
     order = merge_order(round_.fragment, round_.version, fresh, state.spec.weight_bound)
     is_mean = state.phase is Phase.CLOSING and state.spec.closing_lap == "mean"
-    order = replace(order, closing=is_mean)
+    order = replace(order, closing=is_mean, merge=state.spec.merge, outer=state.spec.outer)
     merging = replace(round_, stage=RoundStage.MERGING, order=order)
     state = state.with_fragment(
         round_.fragment, replace(fragment, round=merging, arrived=(), closed_at_s=now_s)
@@ -185,8 +185,11 @@ def merged(state: RunState, event: Merged) -> tuple[RunState, list[Effect]]:
     """A merge is done: the fragment has a new version, which may be pulled.
 
     Where the contributions could not be merged, the version is new all the same:
-    their senders' bases are consumed, and only a newer one lets them answer again.
+    their senders' bases are consumed, and only a newer one lets them answer again. One that was
+    under way while the run went back to a snapshot is of no use.
     """
+    if event.epoch not in (None, state.epoch):
+        return state, []
     fragment, metas = state.fragments[event.fragment], event.order.contributions
     fragment = replace(fragment, version=event.version, digest=event.digest, round=None)
     state = state.with_fragment(event.fragment, fragment)

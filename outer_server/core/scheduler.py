@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass, replace
 
 from fragments.records import Ask, Phase, Published, Version
-from outer_server.core import clock, membership, receive, rounds
+from outer_server.core import admin, clock, membership, receive, rounds
 from outer_server.core.events import (
     Attached,
+    Change,
     Contributed,
     Declined,
     Discard,
@@ -21,13 +22,17 @@ from outer_server.core.events import (
     Effect,
     Evaluated,
     Event,
+    Evict,
     HasAdopted,
+    Hold,
     Join,
     Leave,
     Merged,
     Note,
+    Release,
     Reply,
     Reported,
+    RollBack,
     Send,
     Started,
     Tick,
@@ -68,9 +73,11 @@ def _record(
             state, effects = rounds.merged(state, event)
             return state, None, effects
         case Drain():
-            if state.phase in (Phase.DRAINING, Phase.FINISHED):
+            if state.stopping or state.phase is Phase.FINISHED:
                 return state, None, []
-            return _enter(state, Phase.DRAINING, event.reason)
+            return _enter(replace(state, stopping=True), Phase.DRAINING, event.reason)
+        case Hold() | Evict() | Release() | Change() | RollBack():
+            return admin.rule(state, event, now_s)
         case Tick() | Started():
             return state, None, []
         case Contributed():
@@ -129,8 +136,8 @@ def settle(state: RunState, now_s: float) -> tuple[RunState, list[Effect], float
             state, more = rounds.slot_came(state, fragment, now_s)
             effects += more
     look_again_s = math.inf
-    # While draining, rounds are parked as they stand: the snapshot keeps what arrived.
-    settled = state.phase is Phase.DRAINING
+    # Before a stop, rounds are parked as they stand: the snapshot keeps what arrived.
+    settled = state.stopping
     while not settled:
         before = state
         state, more, look_again_s = rounds.close_ready(state, now_s)
@@ -147,8 +154,7 @@ def settle(state: RunState, now_s: float) -> tuple[RunState, list[Effect], float
 
 
 def _expire(state: RunState, now_s: float) -> tuple[RunState, list[Effect], float]:
-    effects: list[Effect] = []
-    next_expiry_s = math.inf
+    state, effects, next_expiry_s = admin.expire(state, now_s)
     for record in state.learners.values():
         if not record.live:
             continue
@@ -174,7 +180,7 @@ def _phase(state: RunState, now_s: float) -> tuple[RunState, list[Effect]]:
         state, _, effects = _enter(state, Phase.CLOSING, reason)
         return state, effects
     if live < wanted:
-        reason = f"{live} live learners of at least {wanted}"
+        reason = f"{live} live learners of at least {wanted}{admin.remark(state)}"
         state = replace(state, phase_reason=reason)
         if state.phase is Phase.WAITING:
             return state, []
@@ -182,7 +188,7 @@ def _phase(state: RunState, now_s: float) -> tuple[RunState, list[Effect]]:
         return state, effects
     if state.phase is Phase.TRAINING:
         return state, []
-    state, _, effects = _enter(state, Phase.TRAINING, f"{live} live learners")
+    state, _, effects = _enter(state, Phase.TRAINING, f"{live} live learners{admin.remark(state)}")
     return state, effects
 
 

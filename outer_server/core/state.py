@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from fragments.records import ContributionKey, Evaluation, Phase, Report, Role
-from fragments.runspec import RunSpec
+from fragments.runspec import OuterSettings, RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,17 @@ class Participant:
 class MergeOrder:
     """Merge these, in this order, and take `fragment` from `version` to the next.
 
-    `closing`: not by an outer step, but to the mean of what the participants hold.
+    `closing`: not by an outer step, but to the mean of what the participants hold. `merge` and
+    `outer`: the settings in force when the round closed, since they may change before the work is
+    done; without them, those that the run was made with.
     """
 
     fragment: int
     version: int
     participants: tuple[Participant, ...]
     closing: bool = False
+    merge: str = ""
+    outer: OuterSettings | None = None
 
     @property
     def contributions(self) -> tuple[ContributionMeta, ...]:
@@ -207,8 +211,31 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """Why a name gets no lease, since when, and for how long; None: until it is released."""
+
+    reason: str
+    since_s: float
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """`epoch` began with the values of `snapshot`, whose rounds were so many."""
+
+    epoch: int
+    snapshot: str
+    rounds_merged: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
-    """Everything that the scheduler knows of a run."""
+    """Everything that the scheduler knows of a run.
+
+    `stopping`: the server is about to end. `held`: why an operator has drained the run, "" where
+    none has. `evicted`: by name. `rollbacks`: the newest, oldest first.
+    """
 
     spec: RunSpec
     epoch: int
@@ -230,6 +257,10 @@ class RunState:
     averages: Averages = Averages()
     stepped_at_s: float | None = None
     evaluations: tuple[EvaluationRecord, ...] = ()
+    stopping: bool = False
+    held: str = ""
+    evicted: Mapping[str, Eviction] = field(default_factory=dict)
+    rollbacks: tuple[Rollback, ...] = ()
 
     def with_learner(self, record: LearnerRecord) -> RunState:
         """This state with one record put in or replaced."""

@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -29,9 +29,19 @@ from fragments.disk import REAL_DISK, Disk, write_atomically
 from fragments.errors import LayoutError, RunDirectoryError
 from fragments.layout import Layout
 from fragments.runspec import RunSpec
-from outer_server.core.state import new_state
+from outer_server.core.state import Rollback, new_state
 from outer_server.parameters import Parameters
-from outer_server.store.snapshot import Restored, Snapshot, load_newest, oldest_position, save
+from outer_server.store.snapshot import (
+    Known,
+    Restored,
+    Saved,
+    Snapshot,
+    known,
+    load,
+    load_newest,
+    oldest_position,
+    save,
+)
 from outer_server.store.unwritten import Unwritten
 
 FORMAT = 1
@@ -44,7 +54,7 @@ class ServerRecord:
 
     `clean`: it has stopped in order, and `snapshot` names what it left. `has_journal`: whatever it
     acknowledged or published is on the tape. `place` tells a directory from a copy of it; None
-    before the first start.
+    before the first start. `epoch_begun`: the newest that may have begun since, by a rollback.
     """
 
     generation: int
@@ -53,6 +63,7 @@ class ServerRecord:
     snapshot: str | None = None
     has_journal: bool = False
     place: int | None = None
+    epoch_begun: int = 0
 
 
 def create_run(
@@ -107,6 +118,7 @@ class RunDirectory:
         self.disk = disk
         self.spec, self.layout = read_run(path)
         self._lock: IO[bytes] | None = None
+        self._rollbacks: tuple[Rollback, ...] = ()
 
     def __enter__(self) -> RunDirectory:
         lock = (self.path / "lock").open("ab")
@@ -161,12 +173,31 @@ class RunDirectory:
         """The newest whole snapshot. Raises RunDirectoryError where there is none."""
         return load_newest(self.snapshots, self.spec, self.layout)
 
-    def save(self, snapshot: Snapshot) -> int | None:
-        """Write a snapshot, atomically, and drop old ones. Returns up to which event all that are
-        kept reach; None where one does not say. Raises RunDirectoryError.
+    def save(self, snapshot: Snapshot) -> Saved:
+        """Write a snapshot, atomically, and drop old ones that nothing needs.
+
+        Raises RunDirectoryError.
         """
-        save(self.disk, self.snapshots, self.layout, snapshot)
-        return oldest_position(self.snapshots)
+        path = save(self.disk, self.snapshots, self.layout, snapshot, self._rollbacks)
+        return Saved(path.name, oldest_position(self.snapshots))
+
+    def known(self) -> list[Known]:
+        """The snapshots whose state can be read, oldest first."""
+        return known(self.snapshots, self.spec)
+
+    def load_named(self, name: str) -> Restored:
+        """The snapshot of that name. Raises RunDirectoryError where it is missing or damaged."""
+        return load(self.snapshots / name, self.spec, self.layout)
+
+    def prepare_rollback(self, rollback: Rollback) -> Restored:
+        """Note, durably, that its epoch may begin, and keep its snapshot, which is returned, for as
+        long as a tape may go back to it. Not while a snapshot is written. Raises RunDirectoryError.
+        """
+        self._rollbacks = (*self._rollbacks, rollback)
+        record = self.record()
+        epoch = max(record.epoch_begun, rollback.epoch)
+        self.write_record(replace(record, epoch_begun=epoch))
+        return self.load_named(rollback.snapshot)
 
 
 def read_run(path: Path) -> tuple[RunSpec, Layout]:

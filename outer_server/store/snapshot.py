@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from fragments.payload import Payload
 from fragments.records import ContributionKey
 from fragments.runspec import RunSpec
 from fragments.tensors import Checksum, check, write_summed
-from outer_server.core.state import RunState
+from outer_server.core.state import Rollback, RunState
 from outer_server.core.step import FragmentParameters
 from outer_server.store.unwritten import Unwritten
 from outer_server.store.values import read_values, write_values
@@ -88,10 +88,27 @@ class Restored:
     is_newest: bool
 
 
-def save(disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A snapshot that was written. `covered`: up to which event all that are kept reach; None where
+    one does not say.
+    """
+
+    name: str
+    covered: int | None
+
+
+def save(
+    disk: Disk,
+    directory: Path,
+    layout: Layout,
+    snapshot: Snapshot,
+    rollbacks: Sequence[Rollback] = (),
+) -> Path:
     """Write `snapshot` under the next number; return its directory.
 
-    Old ones are removed only when it is in place and its state can be read back.
+    Old ones are removed only when it is in place and its state can be read back, and not while
+    the tape after one that is kept goes back to them: by the rollbacks of its state or `rollbacks`.
     Raises RunDirectoryError, and leaves the old ones, when it cannot be written.
     """
     number = max([int(path.name) for path in numbered(directory)], default=-1) + 1
@@ -108,9 +125,17 @@ def save(disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot) -> Pat
         raise RunDirectoryError(
             f"no snapshot can be written to {directory}: {error}; make room on the disk"
         ) from error
-    for old in numbered(directory)[:-KEPT]:
+    for old in _unneeded(directory, (*rollbacks, *snapshot.state.rollbacks)):
         disk.remove(old)
     return target
+
+
+def load(path: Path, spec: RunSpec, layout: Layout) -> Restored:
+    """This snapshot. Raises RunDirectoryError where it is missing or damaged."""
+    try:
+        return _read(path, spec, layout, is_newest=[path] == numbered(path.parent)[-1:])
+    except DAMAGE as error:
+        raise RunDirectoryError(f"snapshot {path.name} is damaged or missing: {error}") from error
 
 
 def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> Restored:
@@ -185,6 +210,24 @@ def numbered(directory: Path) -> list[Path]:
         return []
     found = (path for path in directory.iterdir() if path.name.isdigit())
     return sorted(found, key=lambda path: int(path.name))
+
+
+def _unneeded(directory: Path, rollbacks: Sequence[Rollback]) -> list[Path]:
+    """Old ones that nothing goes back to: the tape after a snapshot of an older epoch than a
+    rollback began has that rollback, and needs its snapshot.
+    """
+    paths = numbered(directory)
+    oldest = min(map(_epoch, paths[-KEPT:]), default=0)
+    needed = {rollback.snapshot for rollback in rollbacks if rollback.epoch > oldest}
+    return [path for path in paths[:-KEPT] if path.name not in needed]
+
+
+def _epoch(path: Path) -> int:
+    """Of a snapshot; 0, which is older than all, where it cannot be read."""
+    try:
+        return int(json.loads((path / "state.json").read_bytes())["epoch"])
+    except DAMAGE:
+        return 0
 
 
 def _write(disk: Disk, draft: Path, layout: Layout, snapshot: Snapshot) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from fragments.records import (
     Adopted,
+    Answered,
     Contribution,
     ContributionKey,
     Decline,
@@ -94,3 +95,34 @@ class OuterPort(Protocol):
 
         Refuses (MISMATCH) a fragment that the layout does not have.
         """
+
+
+class AdminPort(Protocol):
+    """What an operator may do to a run. Thread-safe; each call is answered once it is durable.
+
+    Raises SettingsError for what cannot be done, BusyError or StorageError for what cannot be done
+    now; nothing has changed then.
+    """
+
+    def drain(self, reason: str) -> Answered:
+        """Open no more rounds until `release`."""
+
+    def stop(self, reason: str) -> Answered:
+        """Have the server end; answered before that."""
+
+    def evict(self, name: str, reason: str, for_s: float | None, *, drop: bool) -> Answered:
+        """End a name's lease and grant it no other until `release`, or for a time; `drop` what it
+        has sent and no round has taken.
+        """
+
+    def release(self, name: str | None, reason: str) -> Answered:
+        """Undo `evict` for a name, or `drain` where there is none."""
+
+    def change(self, changes: tuple[tuple[str, str], ...], reason: str) -> Answered:
+        """Change settings of the run, given as texts by dotted key; all or none."""
+
+    def roll_back(self, snapshot: str, up_to_version: int | None, reason: str) -> Answered:
+        """Go back to a snapshot: by name, or for "" the newest, up to a version if one is given."""
+
+    def snapshot(self) -> Answered:
+        """Write a snapshot now."""

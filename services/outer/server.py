@@ -12,6 +12,8 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from diloco.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     control_pb2,
     control_pb2_grpc,
     pull_pb2,
@@ -27,8 +29,9 @@ from fragments.runspec import RunSpec
 from services.calls import CallPool, CallPools
 from services.health import HealthBoard
 from services.listen import SERVER_OPTIONS, bind
+from services.outer.admin import AdminServicer
 from services.outer.control import ControlServicer
-from services.outer.port import OuterPort
+from services.outer.port import AdminPort, OuterPort
 from services.outer.pull import PullServicer
 from services.outer.push import PushServicer
 from services.outer.status import StatusServicer
@@ -39,6 +42,7 @@ from services.shaper import Shaper, window_options
 
 _log = structlog.get_logger(__name__)
 
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 _STATUS = status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name
 _PUSH = push_pb2.DESCRIPTOR.services_by_name["PushService"].full_name
@@ -56,15 +60,18 @@ class Ports(NamedTuple):
 
 
 class OuterServices:
-    """Serves an `OuterPort` until stopped.
+    """Serves an `OuterPort`, and what an operator may do to it, until stopped.
 
     Every concern has its own threads, so that a full link, a slow reader or many control streams
     starve neither status nor health.
     """
 
-    def __init__(self, outer: OuterPort, settings: ServerSettings) -> None:
+    def __init__(
+        self, outer: OuterPort, settings: ServerSettings, admin: AdminPort | None = None
+    ) -> None:
         """Binds nothing yet. SettingsError for an address that may not be served."""
         self._outer = outer
+        self._admin = admin
         self._settings = settings
         self._address = check_bind(settings.address, settings.insecure)
         self._streams = OpenStreams()
@@ -138,6 +145,7 @@ class OuterServices:
                 f"/{_CONTROL}/Control": CallPool("control stream", streams, 0),
                 f"/{_STATUS}": CallPool("status", 2, queued),
                 f"/{_STATUS}/WatchStatus": CallPool("watch", self._settings.watch_threads, 0),
+                f"/{_ADMIN}": CallPool("admin", 2, 8),
                 f"/{reflection.SERVICE_NAME}": CallPool("reflection", 4, 0),
             },
             self._boards[0],
@@ -147,7 +155,11 @@ class OuterServices:
         status_pb2_grpc.add_StatusServiceServicer_to_server(
             StatusServicer(self._outer, self._streams, self._received, self._sent), server
         )
-        names = (_CONTROL, _STATUS, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = [_CONTROL, _STATUS, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        if self._admin is not None:
+            admin = AdminServicer(self._admin, self._settings)
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+            names.append(_ADMIN)
         reflection.enable_server_reflection(names, server)
         return server
 

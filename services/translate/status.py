@@ -22,6 +22,7 @@ _STATES = {
     LearnerState.TRAINING: status_pb2.LEARNER_STATE_TRAINING,
     LearnerState.LOST: status_pb2.LEARNER_STATE_LOST,
     LearnerState.LEFT: status_pb2.LEARNER_STATE_LEFT,
+    LearnerState.EVICTED: status_pb2.LEARNER_STATE_EVICTED,
 }
 
 

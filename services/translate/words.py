@@ -30,6 +30,7 @@ REFUSALS = {
     RefusalCode.MISMATCH: common_pb2.REFUSAL_CODE_MISMATCH,
     RefusalCode.FULL: common_pb2.REFUSAL_CODE_FULL,
     RefusalCode.NOT_TRAINING: common_pb2.REFUSAL_CODE_NOT_TRAINING,
+    RefusalCode.EVICTED: common_pb2.REFUSAL_CODE_EVICTED,
 }
 
 

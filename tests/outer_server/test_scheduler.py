@@ -181,7 +181,7 @@ def test_a_new_stream_hears_of_every_version_and_of_open_asks() -> None:
     outcome = handle(run.state, Attached("a", run.token("a")), run.now_s, LAYOUT)
     notes = [effect.note for effect in outcome.effects if isinstance(effect, Send)]
     versions = [Published(0, Version(1, 0)), Published(1, Version(1, 0))]
-    assert notes == [*versions, Progress(2, 48, Phase.TRAINING, 4), Ask(1, Version(1, 0))]
+    assert notes == [*versions, Progress(2, 48, Phase.TRAINING, 4, 6400), Ask(1, Version(1, 0))]
 
 
 def _held_at(run: Run, name: str, step: int) -> None:

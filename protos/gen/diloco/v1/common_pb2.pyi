@@ -40,7 +40,8 @@ class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
     """Phase of a run. WAITING: fewer live learners than min_learners, no round
     opens. CLOSING: the token budget is reached, learners have stopped stepping
     and the last lap over all fragments is being merged. DRAINING: the server is
-    about to stop; no new round opens, learners train on.
+    about to stop, or an operator has drained it; no new round opens, learners
+    train on.
     """
 
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
@@ -95,7 +96,11 @@ class _RefusalCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalCo
     REFUSAL_CODE_FULL: _RefusalCode.ValueType  # 8
     """The run has no place for another learner."""
     REFUSAL_CODE_NOT_TRAINING: _RefusalCode.ValueType  # 9
-    """The run is finished, or the server is draining."""
+    """The run is finished, or the server is about to stop."""
+    REFUSAL_CODE_EVICTED: _RefusalCode.ValueType  # 10
+    """An operator has evicted this name: it may ask again, and is let in once it
+    was released.
+    """
 
 class RefusalCode(_RefusalCode, metaclass=_RefusalCodeEnumTypeWrapper):
     """Why the server did not take something, for programs. The accompanying
@@ -120,7 +125,11 @@ REFUSAL_CODE_MISMATCH: RefusalCode.ValueType  # 7
 REFUSAL_CODE_FULL: RefusalCode.ValueType  # 8
 """The run has no place for another learner."""
 REFUSAL_CODE_NOT_TRAINING: RefusalCode.ValueType  # 9
-"""The run is finished, or the server is draining."""
+"""The run is finished, or the server is about to stop."""
+REFUSAL_CODE_EVICTED: RefusalCode.ValueType  # 10
+"""An operator has evicted this name: it may ask again, and is let in once it
+was released.
+"""
 Global___RefusalCode: _TypeAlias = RefusalCode  # noqa: Y015
 
 @_typing.final

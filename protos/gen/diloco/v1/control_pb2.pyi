@@ -618,11 +618,14 @@ class Progress(_message.Message):
     TOKENS_TRAINED_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SYNC_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
+    BUDGET_TOKENS_FIELD_NUMBER: _builtins.int
     global_step: _builtins.int
     tokens_trained: _builtins.int
     phase: _common_pb2.Phase.ValueType
     sync_interval_steps: _builtins.int
     """H as it is in force: inner steps between two rounds of the same fragment."""
+    budget_tokens: _builtins.int
+    """The run's budget, which an operator may change; 0: as in run_spec_json."""
     def __init__(
         self,
         *,
@@ -630,10 +633,11 @@ class Progress(_message.Message):
         tokens_trained: _builtins.int = ...,
         phase: _common_pb2.Phase.ValueType = ...,
         sync_interval_steps: _builtins.int = ...,
+        budget_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["global_step", b"global_step", "phase", b"phase", "sync_interval_steps", b"sync_interval_steps", "tokens_trained", b"tokens_trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_tokens", b"budget_tokens", "global_step", b"global_step", "phase", b"phase", "sync_interval_steps", b"sync_interval_steps", "tokens_trained", b"tokens_trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,8 @@ class _LearnerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LearnerS
     """Its lease lapsed."""
     LEARNER_STATE_LEFT: _LearnerState.ValueType  # 4
     """It left by itself."""
+    LEARNER_STATE_EVICTED: _LearnerState.ValueType  # 5
+    """An operator has evicted it: it is refused until it is released."""
 
 class LearnerState(_LearnerState, metaclass=_LearnerStateEnumTypeWrapper):
     """Where a name stands with the server, as its lease tells."""
@@ -46,6 +48,8 @@ LEARNER_STATE_LOST: LearnerState.ValueType  # 3
 """Its lease lapsed."""
 LEARNER_STATE_LEFT: LearnerState.ValueType  # 4
 """It left by itself."""
+LEARNER_STATE_EVICTED: LearnerState.ValueType  # 5
+"""An operator has evicted it: it is refused until it is released."""
 Global___LearnerState: _TypeAlias = LearnerState  # noqa: Y015
 
 @_typing.final
