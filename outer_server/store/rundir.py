@@ -31,7 +31,14 @@ from fragments.layout import Layout
 from fragments.runspec import RunSpec
 from outer_server.core.state import new_state
 from outer_server.parameters import Parameters
-from outer_server.store.snapshot import Restored, Snapshot, load_newest, oldest_position, save
+from outer_server.store.snapshot import (
+    KEPT,
+    Restored,
+    Snapshot,
+    load_newest,
+    oldest_position,
+    save,
+)
 from outer_server.store.unwritten import Unwritten
 
 FORMAT = 1
@@ -99,11 +106,13 @@ _RECORD = TypeAdapter(ServerRecord)
 class RunDirectory:
     """An opened run directory, held by one process at a time; use as a context manager.
 
+    `keep_snapshots`: so many of the newest stay, and the journal reaches back to the oldest of them.
     Raises RunDirectoryError when it is missing, damaged, of a newer format or in use.
     """
 
-    def __init__(self, path: Path, disk: Disk = REAL_DISK) -> None:
+    def __init__(self, path: Path, disk: Disk = REAL_DISK, keep_snapshots: int = KEPT) -> None:
         self.path = path
+        self._keep_snapshots = keep_snapshots
         self.disk = disk
         self.spec, self.layout = read_run(path)
         self._lock: IO[bytes] | None = None
@@ -165,7 +174,7 @@ class RunDirectory:
         """Write a snapshot, atomically, and drop old ones. Returns up to which event all that are
         kept reach; None where one does not say. Raises RunDirectoryError.
         """
-        save(self.disk, self.snapshots, self.layout, snapshot)
+        save(self.disk, self.snapshots, self.layout, snapshot, self._keep_snapshots)
         return oldest_position(self.snapshots)
 
 

@@ -88,10 +88,12 @@ class Restored:
     is_newest: bool
 
 
-def save(disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot) -> Path:
+def save(
+    disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot, kept: int = KEPT
+) -> Path:
     """Write `snapshot` under the next number; return its directory.
 
-    Old ones are removed only when it is in place and its state can be read back.
+    Old ones beyond `kept` are removed only when it is in place and its state can be read back.
     Raises RunDirectoryError, and leaves the old ones, when it cannot be written.
     """
     number = max([int(path.name) for path in numbered(directory)], default=-1) + 1
@@ -108,7 +110,7 @@ def save(disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot) -> Pat
         raise RunDirectoryError(
             f"no snapshot can be written to {directory}: {error}; make room on the disk"
         ) from error
-    for old in numbered(directory)[:-KEPT]:
+    for old in numbered(directory)[:-kept]:
         disk.remove(old)
     return target
 
