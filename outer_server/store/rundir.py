@@ -106,7 +106,7 @@ _RECORD = TypeAdapter(ServerRecord)
 class RunDirectory:
     """An opened run directory, held by one process at a time; use as a context manager.
 
-    `keep_snapshots`: so many of the newest stay, and the journal reaches back to the oldest of them.
+    `keep_snapshots`: so many of the newest stay, and the journal reaches back to the oldest.
     Raises RunDirectoryError when it is missing, damaged, of a newer format or in use.
     """
 

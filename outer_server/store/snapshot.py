@@ -88,9 +88,7 @@ class Restored:
     is_newest: bool
 
 
-def save(
-    disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot, kept: int = KEPT
-) -> Path:
+def save(disk: Disk, directory: Path, layout: Layout, snapshot: Snapshot, kept: int = KEPT) -> Path:
     """Write `snapshot` under the next number; return its directory.
 
     Old ones beyond `kept` are removed only when it is in place and its state can be read back.

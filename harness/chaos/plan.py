@@ -1,0 +1,67 @@
+"""What a chaos run consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fragments.runspec import ProgramSettings, RunSpec
+from harness.chaos.schedule import Faults, Schedule, make_schedule, stretches
+from harness.plan import Island, make_islands
+
+KEEP_ALL = 1_000_000
+"""Snapshots kept: more than there will be, so that the tape reaches back to the run's birth."""
+
+
+def small_spec() -> RunSpec:
+    """The run of `diloco chaos`: a byte-level transformer of 27 thousand parameters, synchronised
+    often, with leases short enough to lapse within it.
+    """
+    return RunSpec(
+        fragments=3,
+        sync_interval=12,  # type: ignore[arg-type]  # a plain H; the model parses it
+        lease_ttl_s=6.0,
+        outer={"learning_rate": 0.7, "momentum": 0.3},  # type: ignore[arg-type]  # it parses this
+        codec={"block": 256},  # type: ignore[arg-type]  # and this
+        program=ProgramSettings(
+            settings={"width": 32, "depth": 1, "heads": 2, "seq_len": 32, "batch_size": 8}
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """A run and what befalls it. `out` gets all of it.
+
+    `tokens_per_fault`: trained tokens of all learners in a stretch of the schedule; the budget of
+    `spec` is set from it. `compare`: the same run is done first with no faults, at the same budget.
+    `is_calm`: nothing of all that happens.
+    """
+
+    out: Path
+    spec: RunSpec
+    faults: Faults
+    seed: int = 0
+    learners: int = 3
+    pace_s: float = 0.1
+    tokens_per_fault: int = 46_000
+    snapshot_rounds: int = 12
+    data: str | None = None
+    compare: bool = False
+    is_calm: bool = False
+    wall_limit_s: float = 7200.0
+
+    @property
+    def schedule(self) -> Schedule:
+        """What happens when."""
+        return make_schedule(Faults() if self.is_calm else self.faults, self.seed)
+
+    @property
+    def budget_tokens(self) -> int:
+        """Of the run."""
+        return round(stretches(self.faults) * self.tokens_per_fault)
+
+    @property
+    def islands(self) -> tuple[Island, ...]:
+        """All equally fast."""
+        return make_islands(self.learners, self.pace_s, 1.0)
