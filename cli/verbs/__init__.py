@@ -20,6 +20,7 @@ NAMES = (
     "bench pace",
     "bench overhead",
     "bench journal",
+    "chaos",
     "study run",
     "study table",
     "study check",

@@ -65,3 +65,29 @@ class ChaosPlan:
     def islands(self) -> tuple[Island, ...]:
         """All equally fast."""
         return make_islands(self.learners, self.pace_s, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where what is in `out`."""
+
+    out: Path
+
+    @property
+    def stamps(self) -> Path:
+        """Of all processes."""
+        return self.out / "stamps"
+
+    @property
+    def trap(self) -> Path:
+        """Of the server."""
+        return self.out / "trap.json"
+
+    @property
+    def judgement(self) -> Path:
+        """What the referee has written."""
+        return self.out / "judgement.json"
+
+    def receipts(self, learner: str) -> Path:
+        """Those of a learner."""
+        return self.out / "receipts" / f"{learner}.jsonl"
