@@ -54,8 +54,8 @@ class ChaosSettings(MeasureSettings):
     data: str | None = Field(
         default=None,
         min_length=1,
-        description="text or JSONL files to train on; without it, the source of Python's standard"
-        " library",
+        description="text or JSONL files to train on; without it, some of the source of Python's"
+        " standard library",
     )
     wall_limit_s: float = Field(
         default=7200.0, gt=0, description="end a run that is not finished by then"
@@ -71,7 +71,7 @@ def run(settings: ChaosSettings) -> None:
     """
 
     def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> ChaosResult:
-        from harness.chaos.plan import ChaosPlan, small_spec
+        from harness.chaos.plan import ChaosPlan, small_data, small_spec
         from harness.chaos.run import Chaos
         from harness.chaos.schedule import Faults
 
@@ -90,7 +90,7 @@ def run(settings: ChaosSettings) -> None:
             learners=settings.learners,
             pace_s=settings.pace_s,
             tokens_per_fault=settings.tokens_per_fault,
-            data=settings.data,
+            data=settings.data or small_data(),
             compare=settings.compare,
             wall_limit_s=settings.wall_limit_s,
         )

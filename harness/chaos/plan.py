@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def small_spec() -> RunSpec:
             settings={"width": 32, "depth": 1, "heads": 2, "seq_len": 32, "batch_size": 8}
         ),
     )
+
+
+def small_data() -> str:
+    """Text for it: half a million bytes of Python's standard library, which are read in a moment by
+    each process that is started again.
+    """
+    return str(Path(asyncio.__file__).parent / "*.py")
 
 
 @dataclass(frozen=True, slots=True)

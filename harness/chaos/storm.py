@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from fragments.errors import DilocoError
@@ -151,16 +150,13 @@ class Storm:
             case FaultKind.SERVER_KILL:
                 yield from self._kill_server(fault.kind, 0.0, following)
             case FaultKind.SERVER_AWAY:
-                with self._unheld():
-                    yield from self._kill_server(fault.kind, self.plan.faults.server_away_s, None)
+                yield from self._kill_server(fault.kind, self.plan.faults.server_away_s, None)
             case FaultKind.SERVER_POINT:
-                with self._unheld():
-                    yield from self._spring(fault)
+                yield from self._spring(fault)
             case FaultKind.LEARNER_KILL:
                 yield from self._kill_learner(fault)
             case FaultKind.LEARNER_STOP:
-                with self._unheld():
-                    yield from self._stop_learner(fault)
+                yield from self._stop_learner(fault)
 
     def _kill_server(self, kind: FaultKind, away_s: float, following: Fault | None) -> Lane:
         processes = self.cluster.processes
@@ -169,7 +165,8 @@ class Storm:
         self.tell(f"{self._now_s:.1f} s: {kind} {self.server_kills}")
         began_s = self._now_s
         processes.kill(SERVER, str(kind), away_s)
-        yield from self._until(lambda: processes.pids().get(SERVER, dead) != dead)
+        back = self._until(lambda: processes.pids().get(SERVER, dead) != dead)
+        yield from self._unheld(back) if away_s > 0 else back
         if following is not None and following.early:
             until_s = self._now_s + following.draw * EARLY_WITHIN_S
             yield from self._until(lambda: self._now_s >= until_s or not processes.running(SERVER))
@@ -209,7 +206,8 @@ class Storm:
             yield from self._until(lambda: processes.pids().get(SERVER, dead) != dead)
         dead, limit_s = processes.pids()[SERVER], self._now_s + TRAP_LIMIT_S
         processes.expect_kill(SERVER, str(point))
-        yield from self._until(lambda: not self.trap.is_set or self._now_s >= limit_s)
+        # Nothing comes by while training is held.
+        yield from self._unheld(self._until(lambda: not self.trap.is_set or self._now_s >= limit_s))
         if self.trap.is_set:
             self.trap.clear()
             self.undone.append(f"the server did not come by {point} {fault.times} times")
@@ -247,11 +245,7 @@ class Storm:
                 self.undone.append(f"the lease of {name} did not lapse while it stood still")
         finally:
             processes.resume(name)
-        yield from self._until(
-            lambda: (
-                self._joins(name) > joins or processes.settled(name) or self._now_s >= 2 * limit_s
-            )
-        )
+        yield from self._until(lambda: self._joins(name) > joins or processes.settled(name))
         self.absences.append(Absence(name, fault.kind, began_s, self._now_s))
 
     def _chosen(self, fault: Fault) -> Generator[None, None, str | None]:
@@ -275,12 +269,11 @@ class Storm:
         learners = self.status.learners if self.status is not None else ()
         return any(one.name == name and one.state is LearnerState.LOST for one in learners)
 
-    @contextmanager
-    def _unheld(self) -> Iterator[None]:
-        """Training goes on whatever happens."""
+    def _unheld(self, lane: Lane) -> Lane:
+        """Meanwhile training goes on whatever happens."""
         self._free += 1
         try:
-            yield
+            yield from lane
         finally:
             self._free -= 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from fragments.records import LearnerState
 from harness.chaos.figures import Span, away, counted, length, uptime
 from harness.chaos.judgement import Judgement
 from harness.chaos.ledger import read_receipts
@@ -124,12 +125,16 @@ def _findings(
 
 
 def _strange_digests(course: Course) -> list[str]:
-    """Sentences on the server and on learners whose last weights are others than the tape's."""
+    """Sentences on the server, and on learners that were there at the end, whose last weights are
+    others than the tape's.
+    """
     status, expected = course.storm.status, course.judgement.weights_digest
     if status is None:
         return ["no status was ever heard"]
     told = {"the server": status.weights_digest}
-    told |= {one.name: one.weights_digest for one in status.learners}
+    # A learner that was being started again then, finds a finished run and takes nothing of it.
+    present = [one for one in status.learners if one.state is LearnerState.LEFT]
+    told |= {one.name: one.weights_digest for one in present}
     return [
         f"{name} ended with weights {digest[:16]}, the tape with {expected[:16]}"
         for name, digest in told.items()
