@@ -99,3 +99,18 @@ class Places:
     def receipts(self, learner: str) -> Path:
         """Those of a learner."""
         return self.out / "receipts" / f"{learner}.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """What it all came to."""
+        return self.out / "chaos.json"
+
+    @property
+    def report(self) -> Path:
+        """The same, to be read."""
+        return self.out / "chaos.md"
+
+    @property
+    def timeline(self) -> Path:
+        """The same, to be looked at."""
+        return self.out / "timeline.png"

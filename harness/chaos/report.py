@@ -9,7 +9,11 @@ from harness.chaos.result import ChaosResult, Spread
 
 def report(result: ChaosResult) -> str:
     """What was done, what was found, and the figures."""
+    broken = "no promise broken" if result.holds else f"{len(result.findings)} promises broken"
+    killed = f"{result.server_kills} kills of the server, {result.learner_kills} of learners"
     parts = [
+        f"# Chaos: {killed}, {broken}",
+        f"Seed {result.seed}. What is done and how it is judged, `diloco chaos --help` says.",
         _table("what was done", _done(result)),
         _table("what the referee found", _found(result)),
         _table("figures", _figures(result)),

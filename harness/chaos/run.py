@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from harness.chaos.judgement import Judgement, referee_words
 from harness.chaos.plan import KEEP_ALL, ChaosPlan, Places
+from harness.chaos.plot import draw_chaos
 from harness.chaos.points import Trap
+from harness.chaos.report import report
 from harness.chaos.result import ChaosResult
 from harness.chaos.steps import Steps, stamped
 from harness.chaos.storm import Storm
@@ -38,7 +40,9 @@ learner that tries to reach the server which is to come back on it.
 
 @dataclass(slots=True)
 class Chaos:
-    """Does what a plan says. Leaves no process behind, however it ends; `stop` ends it early."""
+    """Does what a plan says, and leaves chaos.json, chaos.md and timeline.png beside the run. No
+    process stays behind, however it ends; `stop` ends it early.
+    """
 
     plan: ChaosPlan
     stop: threading.Event
@@ -59,7 +63,12 @@ class Chaos:
             undisturbed = self._course(calm).judgement
             self.tell(f"its loss is {undisturbed.losses[-1].loss:.4f} {undisturbed.loss_unit}")
         course = self._course(self.plan)
-        return summed_up(self.plan, course, undisturbed)
+        result = summed_up(self.plan, course, undisturbed)
+        places = Places(self.plan.out)
+        places.result.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        places.report.write_text(report(result) + "\n", encoding="utf-8")
+        draw_chaos(course, undisturbed, places.timeline)
+        return result
 
     def _course(self, plan: ChaosPlan) -> Course:
         plan.out.mkdir(parents=True, exist_ok=True)

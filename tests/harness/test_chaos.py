@@ -85,6 +85,9 @@ def test_ten_kills_of_the_server_and_some_of_learners_lose_and_double_nothing(
     assert 0 < result.goodput <= 1.1
     assert 0 < result.uptime <= 1
     assert result.loss < 0.5 * result.loss_first
+    assert ChaosResult.model_validate_json(Places(tmp_path).result.read_text()) == result
+    assert "no promise broken" in Places(tmp_path).report.read_text()
+    assert Places(tmp_path).timeline.read_bytes().startswith(b"\x89PNG")
 
     # Who judges must notice what is not so.
     places = Places(tmp_path)
