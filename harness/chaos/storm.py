@@ -160,6 +160,7 @@ class Storm:
 
     def _kill_server(self, kind: FaultKind, away_s: float, following: Fault | None) -> Lane:
         processes = self.cluster.processes
+        yield from self._until(lambda: processes.running(SERVER))
         dead = processes.pids()[SERVER]
         self.server_kills += 1
         self.tell(f"{self._now_s:.1f} s: {kind} {self.server_kills}")
@@ -198,6 +199,7 @@ class Storm:
         point, processes = fault.point, self.cluster.processes
         if point is None:
             raise ValueError("a kill at a point needs one")
+        yield from self._until(lambda: processes.running(SERVER))
         self.trap.set(point, fault.times)
         if point.deed in AT_START:
             dead = processes.pids()[SERVER]

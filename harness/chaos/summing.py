@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ from harness.chaos.schedule import FaultKind
 from harness.chaos.storm import Storm
 from harness.plan import SERVER, names_of
 from harness.processes import EventKind
+
+
+_ASKED_FOR = {True: {-signal.SIGKILL}, False: {-signal.SIGKILL, 3}}
+"""Exit codes of a server's and of any other process's death that are no finding: 3 is that of a
+learner that was started again while no server was there, which it is until there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,16 @@ def _findings(
         findings.append(f"a learner made no step for {gone.longest_pause_s} s without a server")
     if gap is not None and gap > LOSS_BOUND:
         findings.append(f"the loss is {gap:.2%} above that without faults")
-    return findings + course.storm.undone
+    return [*findings, *_unasked_deaths(course.storm), *course.storm.undone]
+
+
+def _unasked_deaths(storm: Storm) -> list[str]:
+    """Sentences on processes that ended with an error by themselves."""
+    return [
+        f"{event.name} ended with exit code {event.exit_code} at {event.at_s:.1f} s: {event.detail}"
+        for event in storm.cluster.processes.events
+        if event.kind is EventKind.DIED and event.exit_code not in _ASKED_FOR[event.name == SERVER]
+    ]
 
 
 def _strange_digests(course: Course) -> list[str]:
