@@ -24,8 +24,8 @@ from services.client.status import fetch_status
 TRAP_LIMIT_S = 120.0
 """Longest wait for a server to come by the point at which it is to kill itself."""
 
-EARLY_WITHIN_S = 4.0
-"""An early kill comes so long after the server was started again, or sooner."""
+RECOVERY_S = 4.0
+"""How long a server takes to come back, before it was seen to. An early kill comes within that."""
 
 ANSWER_S = 2.0
 
@@ -169,10 +169,17 @@ class Storm:
         back = self._until(lambda: processes.pids().get(SERVER, dead) != dead)
         yield from self._unheld(back) if away_s > 0 else back
         if following is not None and following.early:
-            until_s = self._now_s + following.draw * EARLY_WITHIN_S
+            until_s = self._now_s + following.draw * self._recovery_s
             yield from self._until(lambda: self._now_s >= until_s or not processes.running(SERVER))
             return
         yield from self._until_serving(kind, began_s, dead)
+
+    @property
+    def _recovery_s(self) -> float:
+        """How long the server's last absence was, if it was none on purpose."""
+        kills = (FaultKind.SERVER_KILL, FaultKind.SERVER_POINT)
+        taken = [one.took_s for one in self.absences if one.kind in kills]
+        return taken[-1] if taken else RECOVERY_S
 
     def _until_serving(self, kind: FaultKind, began_s: float, dead: int) -> Lane:
         yield from self._until(lambda: self._serves(dead))

@@ -17,7 +17,6 @@ from harness.chaos.storm import Storm
 from harness.plan import SERVER, names_of
 from harness.processes import EventKind
 
-
 _ASKED_FOR = {True: {-signal.SIGKILL}, False: {-signal.SIGKILL, 3}}
 """Exit codes of a server's and of any other process's death that are no finding: 3 is that of a
 learner that was started again while no server was there, which it is until there is one."""

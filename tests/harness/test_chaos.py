@@ -78,10 +78,12 @@ def test_ten_kills_of_the_server_and_some_of_learners_lose_and_double_nothing(
     assert result.acknowledged > 0
     assert result.acknowledged_lost == result.applied_twice == result.digest_mismatches == 0
     assert result.epochs == 1
-    assert result.starts == 11
+    # One that was killed while it came back may not have come so far as to say so.
+    early = sum(fault.early for fault in plan.schedule.server)
+    assert 11 - early <= result.starts <= 11
     assert result.versions > 0
     assert result.leases_lapsed >= 1
-    assert result.recovery_s.count >= 5
+    assert result.recovery_s.count == 10 - early
     assert 0 < result.goodput <= 1.1
     assert 0 < result.uptime <= 1
     assert result.loss < 0.5 * result.loss_first
