@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 
-from outer_server.store.disk import REAL_DISK, Disk, DiskFile
+from fragments.disk import REAL_DISK, Disk, DiskFile
 
 
 class Deed(StrEnum):

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fragments.errors import DilocoError
@@ -33,16 +32,16 @@ if __name__ == "__main__":
     use_server_arithmetic(os.environ)
 
 from fragments.digest import combine
+from fragments.disk import REAL_DISK
 from fragments.tree import TreeCodec
 from harness.programs import load_program
 from outer_server.core.events import Contributed, Merged, Note, Started
 from outer_server.core.state import RunState
 from outer_server.parameters import Parameters
 from outer_server.replay import Replay
-from outer_server.store.disk import REAL_DISK
 from outer_server.store.journal import DurableJournal
 from outer_server.store.rundir import RunDirectory
-from outer_server.store.snapshot import Restored, load_newest, numbered
+from outer_server.store.snapshot import Known, Restored, is_same, known, load_oldest
 from outer_server.store.tape import DamagedTapeError, Record
 
 LOSSES = 40
@@ -56,8 +55,8 @@ def judge(run_dir: Path, receipts: Sequence[Path], data: str | None) -> Judgemen
         DilocoError: when its tape does not reach back to its birth, or is damaged.
     """
     with RunDirectory(run_dir) as directory:
-        born = _oldest(directory)
-        newest = directory.load()
+        born = _birth(directory)
+        snapshots = {each.position: each for each in known(directory.snapshots, directory.spec)}
         parameters = Parameters(directory.spec, directory.layout, born.fragments)
         replay = Replay(parameters, born.state, born.payloads)
         losses = _Losses(directory, data)
@@ -67,8 +66,8 @@ def judge(run_dir: Path, receipts: Sequence[Path], data: str | None) -> Judgemen
             for record, payload in journal.records(0):
                 reading.read(record, reading.replay.apply(record, payload))
                 losses.look(replay)
-                if record.number == newest.position:
-                    reading.compare(newest)
+                if record.number in snapshots:
+                    reading.compare(snapshots[record.number])
         except DamagedTapeError as error:
             raise DilocoError(f"the tape of {run_dir} is damaged: {error}") from error
         finally:
@@ -92,6 +91,7 @@ def _judgement(reading: _Reading, losses: _Losses, receipts: Sequence[Path]) -> 
         epochs=state.epoch,
         versions=sum(fragment.version for fragment in state.fragments),
         lapsed=reading.lapsed,
+        snapshots=reading.snapshots,
         finished=state.phase is Phase.FINISHED,
         tokens_trained=state.tokens_trained,
         tokens_merged=state.tokens_merged // len(state.fragments),
@@ -104,18 +104,15 @@ def _judgement(reading: _Reading, losses: _Losses, receipts: Sequence[Path]) -> 
     )
 
 
-def _oldest(directory: RunDirectory) -> Restored:
-    """The snapshot of the run's birth. Raises DilocoError where another is the oldest."""
-    oldest = numbered(directory.snapshots)[0]
-    with TemporaryDirectory() as place:
-        (Path(place) / oldest.name).symlink_to(oldest.absolute())
-        born = load_newest(Path(place), directory.spec, directory.layout)
-    if born.position != 0:
+def _birth(directory: RunDirectory) -> Restored:
+    """The snapshot of the run's birth. Raises DilocoError where it is not the oldest."""
+    oldest = load_oldest(directory.snapshots, directory.spec, directory.layout)
+    if oldest is None or oldest.position != 0:
         raise DilocoError(
             f"{directory.path} does not reach back to the run's birth: serve it with"
             " --keep-snapshots"
         )
-    return born
+    return oldest
 
 
 @dataclass(slots=True)
@@ -127,6 +124,7 @@ class _Reading:
     events: int = 0
     starts: int = 0
     lapsed: int = 0
+    snapshots: int = 0
     differences: list[str] = field(default_factory=list)
     _waiting: frozenset[ContributionKey] = frozenset()
 
@@ -150,16 +148,11 @@ class _Reading:
             self.ledger.drop(key, _reason(key, state, notes))
         self._waiting = waiting
 
-    def compare(self, newest: Restored) -> None:
-        """The newest snapshot is of this moment: does it hold the same weights?"""
-        for index, (here, there) in enumerate(
-            zip(self.replay.state.fragments, newest.state.fragments, strict=True)
-        ):
-            if (here.version, here.digest) != (there.version, there.digest):
-                self.differences.append(
-                    f"fragment {index}: version {here.version} with {here.digest} by the tape,"
-                    f" {there.version} with {there.digest} in snapshot {newest.name}"
-                )
+    def compare(self, there: Known) -> None:
+        """A snapshot is of this moment: did the server have the same state?"""
+        self.snapshots += 1
+        if not is_same(there.state, self.replay.state):
+            self.differences.append(f"snapshot {there.name} has another state than the tape")
 
 
 def _waiting(state: RunState) -> Iterator[ContributionKey]:

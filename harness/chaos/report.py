@@ -46,6 +46,7 @@ def _found(result: ChaosResult) -> dict[str, object]:
         "acknowledged and lost": result.acknowledged_lost,
         "applied twice": result.applied_twice,
         "versions computed again from the tape": result.versions,
+        "snapshots compared with the tape": result.snapshots,
         "digests that differ": result.digest_mismatches,
         "events on the tape": result.events,
         "starts of the server": result.starts,

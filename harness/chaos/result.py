@@ -57,6 +57,7 @@ class ChaosResult(_Record):
     fates: dict[str, int] = Field(description="what became of the contributions on the tape")
     versions: int = Field(description="that were merged, and computed again by the referee")
     events: int = Field(description="on the tape")
+    snapshots: int = Field(description="whose state was compared with the tape's")
     starts: int = Field(description="of servers, on the tape")
     epochs: int = Field(description="1: nothing was ever given up")
     leases_lapsed: int

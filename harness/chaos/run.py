@@ -107,16 +107,11 @@ class Chaos:
         def entry(name: str) -> tuple[str, ...]:
             return server if name == SERVER and has_traps else command()
 
-        def flags(name: str) -> tuple[str, ...]:
-            if name == SERVER:
-                return ("--keep-snapshots", str(KEEP_ALL))
-            is_learner = name in names_of(plan.islands)
-            return ("--receipts", str(places.receipts(name))) if is_learner else ()
-
         return Cluster(
             plan.out, spec, plan.data, self.stop, processes, _RESTARTS,
-            entry=entry, flags=flags, server_ports=_free_ports(), server_restarts=_RESTARTS,
-            start_limit_s=_START_LIMIT_S,
+            entry=entry, serve_flags=("--keep-snapshots", str(KEEP_ALL)),
+            learn_flags=lambda name: ("--receipts", str(places.receipts(name))),
+            server_ports=_free_ports(), server_restarts=_RESTARTS, start_limit_s=_START_LIMIT_S,
         )  # fmt: skip
 
     def _is_over(self, storm: Storm) -> bool:

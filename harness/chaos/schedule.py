@@ -49,8 +49,8 @@ _WEIGHTS = {FaultKind.SERVER_AWAY: 4.0, FaultKind.LEARNER_STOP: 2.0}
 class Fault:
     """One fault. `begin`, `at`, `end`: shares of the budget; `draw` in [0, 1) chooses the learner.
 
-    `early`: not in its turn, but while the server that the fault before killed comes back, after the
-    share `draw` of the time that this takes.
+    `early`: not in its turn, but while the server that the fault before killed comes back, after
+    the share `draw` of the time that this takes.
     """
 
     kind: FaultKind

@@ -87,6 +87,7 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
         fates=judged.fates,
         versions=judged.versions,
         events=judged.events,
+        snapshots=judged.snapshots,
         starts=judged.starts,
         epochs=judged.epochs,
         leases_lapsed=judged.lapsed,

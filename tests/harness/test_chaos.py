@@ -114,7 +114,7 @@ WRITES = """
 import sys
 from pathlib import Path
 from harness.chaos.points import Trap, TrappedDisk
-from outer_server.store.disk import write_atomically
+from fragments.disk import write_atomically
 
 run = Path(sys.argv[1])
 disk = TrappedDisk(Trap(run / "trap"), run)
