@@ -24,7 +24,8 @@ class Judgement(BaseModel):
     """What the referee found. `differences`: of digests, a sentence each.
 
     `starts` of servers; `epochs` beyond the first mean that something was lost. `lapsed`: leases
-    that ended by silence. `snapshots`: whose state was compared with the tape's. `weights_digest`: at the tape's end, as the status has it.
+    that ended by silence. `snapshots`: whose state was compared with the tape's. `weights_digest`:
+    at the tape's end, as the status has it.
     """
 
     model_config = ConfigDict(frozen=True)
