@@ -22,7 +22,6 @@ from fragments.errors import DilocoError
 from fragments.payload import Payload
 from fragments.records import Contribution, ContributionKey, Receipt, Version
 from harness.chaos.figures import away, counted, uptime
-from harness.chaos.judgement import Judgement, referee_words
 from harness.chaos.ledger import (
     LEFT_OVER,
     UNEXPLAINED,
@@ -34,6 +33,7 @@ from harness.chaos.ledger import (
 )
 from harness.chaos.plan import ChaosPlan, Places
 from harness.chaos.points import POINTS, Deed, Point, Trap
+from harness.chaos.referee import judge
 from harness.chaos.result import ChaosResult
 from harness.chaos.run import Chaos
 from harness.chaos.schedule import FaultKind, Faults, Schedule, make_schedule
@@ -56,16 +56,6 @@ def chaos(plan: ChaosPlan) -> ChaosResult:
     result = Chaos(plan, threading.Event(), lines.append).run()
     assert result.holds, (result.findings, lines)
     return result
-
-
-def judged_again(plan: ChaosPlan, receipts: Path) -> Judgement | str:
-    """By another referee; what it says instead, where it cannot judge."""
-    out = plan.out / "again.json"
-    words = referee_words(plan.out / "run", [receipts], None, out)
-    done = subprocess.run(words, env=child_environment(), capture_output=True, text=True)
-    if done.returncode != 0:
-        return done.stderr
-    return Judgement.model_validate_json(out.read_text())
 
 
 @pytest.mark.timeout(600)
@@ -97,17 +87,14 @@ def test_ten_kills_of_the_server_and_some_of_learners_lose_and_double_nothing(
     kept = "".join(places.receipts(name).read_text() for name in names_of(plan.islands))
     receipt = json.loads(kept.splitlines()[0])
     forged.write_text(kept + json.dumps(receipt | {"version": 1_000_000}) + "\n")
-    found = judged_again(plan, forged)
-    assert isinstance(found, Judgement)
+    found = judge(tmp_path / "run", [forged], None)
     assert found.acknowledged == result.acknowledged + 1
     assert (found.acknowledged_lost, found.applied_twice) == (1, 0)
     assert found.findings[0].endswith("acknowledged, but not on the tape")
-    assert not found.differences
-    # Nor can it be had by a run directory that does not reach back to the birth.
+    # Nor can a run be judged whose directory does not reach back to its birth.
     shutil.rmtree(tmp_path / "run" / "snapshots" / "000000")
-    told = judged_again(plan, forged)
-    assert isinstance(told, str)
-    assert "does not reach back to the run's birth" in told
+    with pytest.raises(DilocoError, match="does not reach back to the run's birth"):
+        judge(tmp_path / "run", [forged], None)
 
 
 WRITES = """
