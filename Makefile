@@ -36,10 +36,20 @@ test-compose: $(INSTALLED) ## Break the compose file's run on this machine's con
 	$(BIN)/pytest -v tests/containers
 
 .PHONY: soak
-soak: $(INSTALLED) ## Send 100,000 hostile pushes to a server; some 10 minutes; the log is kept
+soak: soak-pushes soak-chaos ## Hostile pushes and chaos at length; an hour or so; the logs are kept
+
+.PHONY: soak-pushes
+soak-pushes: $(INSTALLED)
 	mkdir -p runs
 	$(BIN)/python -m tests.soak > runs/soak.md
 	mv runs/soak.md docs/results/soak.md
+
+.PHONY: soak-chaos
+soak-chaos: $(INSTALLED)
+	mkdir -p runs
+	$(BIN)/diloco chaos --out runs/chaos --server-kills 100 --learner-kills 100 --point-kills 1 \
+	  --learner-stops 3 --server-away-s 60 --compare > runs/chaos.md
+	mv runs/chaos.md docs/results/chaos.md
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, types, layers between rooms, and protos

@@ -47,6 +47,12 @@ class Cluster:
     """What `diloco` is to the process of that name: the words before those of its verb."""
     serve_flags: tuple[str, ...] = ()
     """What else `diloco serve` is told."""
+    learn_flags: Callable[[str], tuple[str, ...]] = lambda _name: ()
+    """What else the learner of that name is told."""
+    server_ports: tuple[int, int] = (0, 0)
+    """Of control and bulk, 0 for any: a server that is started again must be found again."""
+    server_restarts: int = 0
+    """How often the server is started again when it dies."""
     start_limit_s: float = START_LIMIT_S
     """Longest wait for a process that makes, compiles or loads the run."""
     _compiles: bool = False
@@ -87,13 +93,18 @@ class Cluster:
         self.processes.start(Command(COMPILER, argv, self.log(COMPILER), self._cached))
 
     def serve(self) -> str:
-        """Starts the server on free ports and returns its address once it listens.
+        """Starts the server on its ports and returns its address once it listens.
 
         Raises:
             DilocoError: when it ends instead, with its own last words.
         """
-        words = ("serve", str(self.run_dir), "--address", "127.0.0.1:0", "--bulk-port", "0")
-        self._start(SERVER, *words, *self.serve_flags, "--exit-with-parent")
+        control, bulk = self.server_ports
+        words = ("--address", f"127.0.0.1:{control}", "--bulk-port", str(bulk))
+        self._start(
+            SERVER,
+            *("serve", str(self.run_dir), *words, *self.serve_flags, "--exit-with-parent"),
+            max_restarts=self.server_restarts,
+        )
         place = self.run_dir / "address.json"
 
         def is_up() -> bool:
@@ -114,6 +125,7 @@ class Cluster:
             island.name,
             *("learn", "--address", self.address, "--name", island.name),
             *("--pace-s", repr(island.pace_s), "--exit-with-parent"),
+            *self.learn_flags(island.name),
             *self._data_flags(),
             max_restarts=self.max_restarts,
         )

@@ -51,6 +51,10 @@ class Gate:
         with self._stamps.open("ab", buffering=0) as stamps:
             stamps.write(_STAMP.pack(time.monotonic()))
 
+    def count(self) -> int:
+        """How many steps were dispatched."""
+        return self._stamps.stat().st_size // _STAMP.size if self._stamps.exists() else 0
+
     def stamps(self) -> list[float]:
         """When steps were dispatched, on the machine's monotonic clock."""
         whole = self._stamps.read_bytes() if self._stamps.exists() else b""
@@ -65,8 +69,13 @@ def build(settings: dict[str, Any], data: str | None, seed: int) -> Any:
     """
     from learner.reference.program import build as build_reference
 
-    gate = Gate(Path(settings["directory"]), os.getpid())
     program: Any = build_reference(settings["reference"], data, seed)
+    gate_steps(program, Gate(Path(settings["directory"]), os.getpid()))
+    return program
+
+
+def gate_steps(program: Any, gate: Gate) -> None:
+    """Has each step of a program wait for the gate and leave a stamp."""
     step = program.step
 
     def gated(*arguments: Any) -> Any:
@@ -76,7 +85,6 @@ def build(settings: dict[str, Any], data: str | None, seed: int) -> Any:
         return result
 
     program.step = gated
-    return program
 
 
 def _step_alone(request: str) -> None:

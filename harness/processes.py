@@ -22,6 +22,9 @@ from fragments.errors import DilocoError
 STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL."""
 
+STEADY_S = 30.0
+"""Who has run for so long is started again as soon as after a first death."""
+
 EXIT_GRACES_S = (2.5, 1.5)
 """The same on the way out, for the others and for those that outlive them: when the parent was told
 to stop, it has 5 s for all of it."""
@@ -36,6 +39,8 @@ class EventKind(StrEnum):
     STARTED = "started"
     KILLED = "killed"
     DIED = "died"
+    PAUSED = "paused"
+    CONTINUED = "continued"
     RESTARTED = "restarted"
     REJOINED = "rejoined"
     GAVE_UP = "gave_up"
@@ -77,10 +82,13 @@ class Command:
 class _Child:
     command: Command
     process: subprocess.Popen[bytes]
+    began_s: float
     restarts: int = 0
+    failures: int = 0
     restart_at_s: float | None = None
     exit_code: int | None = None
     killed: bool = False
+    away_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -116,7 +124,7 @@ class Supervisor:
         """Starts a child; its name must be free or its former bearer ended."""
         if self.running(command.name):
             raise ValueError(f"{command.name} is running already")
-        self._children[command.name] = _Child(command, self._spawn(command))
+        self._children[command.name] = _Child(command, self._spawn(command), self.now_s)
         self.note(command.name, EventKind.STARTED)
 
     def poll(self) -> None:
@@ -126,18 +134,35 @@ class Supervisor:
                 self._on_end(name, child)
             if child.restart_at_s is not None and self.now_s >= child.restart_at_s:
                 child.restart_at_s = None
-                child.process = self._spawn(child.command)
-                child.exit_code, child.killed = None, False
+                child.process, child.began_s = self._spawn(child.command), self.now_s
+                child.exit_code, child.killed, child.away_s = None, False, 0.0
                 detail = f"restart {child.restarts}, process id {child.process.pid}"
                 self.note(name, EventKind.RESTARTED, detail=detail)
 
-    def kill(self, name: str, why: str) -> None:
-        """kill -9 of a running child, as a drill: it is started again like one that died."""
+    def kill(self, name: str, why: str, away_s: float = 0.0) -> None:
+        """kill -9 of a running child, as a drill: it is started again like one that died, without
+        longer pauses from one time to the next, `away_s` later than it would be.
+        """
         child = self._children[name]
         if child.process.poll() is None:
-            child.killed = True
-            self.note(name, EventKind.KILLED, detail=why)
+            self.expect_kill(name, why, away_s)
             self._signal_group(child, signal.SIGKILL)
+
+    def expect_kill(self, name: str, why: str, away_s: float = 0.0) -> None:
+        """A running child is about to kill itself, as `kill` would."""
+        child = self._children[name]
+        child.killed, child.away_s = True, away_s
+        self.note(name, EventKind.KILLED, detail=why)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP to a running child: it stands still until `resume`, `kill` or `stop`."""
+        self._signal_group(self._children[name], signal.SIGSTOP)
+        self.note(name, EventKind.PAUSED)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT to a child that was paused."""
+        self._signal_group(self._children[name], signal.SIGCONT)
+        self.note(name, EventKind.CONTINUED)
 
     def running(self, name: str) -> bool:
         """Is it alive, as of the last `poll`?"""
@@ -176,6 +201,8 @@ class Supervisor:
             child.restart_at_s = None
             if child.process.poll() is None:
                 child.process.terminate()
+                # One that was paused hears of it.
+                self._signal_group(child, signal.SIGCONT)
         deadline_s = self.clock() + grace_s
         for child in chosen:
             if child.exit_code is not None:
@@ -219,8 +246,12 @@ class Supervisor:
         if code in _NOT_WORTH_A_RESTART or child.restarts >= child.command.max_restarts:
             self.note(name, EventKind.GAVE_UP, code, f"after {child.restarts} restarts")
             return
-        child.restart_at_s = self.now_s + self.restart_delay_s * 2**child.restarts
+        if child.killed or self.now_s - child.began_s >= STEADY_S:
+            child.failures = 0
+        pause_s = self.restart_delay_s * 2**child.failures
+        child.restart_at_s = self.now_s + pause_s + child.away_s
         child.restarts += 1
+        child.failures += not child.killed
 
     @staticmethod
     def _signal_group(child: _Child, number: signal.Signals) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import structlog
 
 from fragments.errors import DilocoError, RefusedError
-from fragments.records import Ask, Contribution, Decline, RefusalCode
+from fragments.records import Ask, Contribution, Decline, Receipt, RefusalCode
 from learner.backlog import Backlog
 from learner.island import Island
 from learner.ports import Link
@@ -27,12 +28,20 @@ class Outbox:
 
     A contribution whose push did not come through is kept and sent again, the
     same bytes, once the server is back: if it had counted, the server says so.
+    `on_receipt` is called with each that the server has, from the outbox's thread.
     """
 
-    def __init__(self, island: Island, link: Link, session: Session) -> None:
+    def __init__(
+        self,
+        island: Island,
+        link: Link,
+        session: Session,
+        on_receipt: Callable[[Contribution, Receipt], None] = lambda _what, _receipt: None,
+    ) -> None:
         self._island = island
         self._link = link
         self._session = session
+        self._on_receipt = on_receipt
         self._asks: dict[int, Ask] = {}
         self._unsent: dict[int, Contribution] = {}
         self._changed = threading.Condition()
@@ -109,6 +118,7 @@ class Outbox:
             _log.warning("push_unsent", fragment=fragment, reason=str(error))
             self._keep(answer, news)
         else:
+            self._on_receipt(answer, receipt)
             _log.debug("pushed", fragment=fragment, late=receipt.late)
 
     def _keep(self, contribution: Contribution, news: int) -> None:

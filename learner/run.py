@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fragments.digest import combine
-from fragments.records import Ask, Phase, Report, Role, RunDescription, Welcome
+from fragments.records import (
+    Ask,
+    Contribution,
+    Phase,
+    Receipt,
+    Report,
+    Role,
+    RunDescription,
+    Welcome,
+)
 from learner.member import POLL_S, Member
 from learner.outbox import Outbox
 from learner.ports import Link
@@ -37,6 +46,7 @@ class Learner:
         description: what `link.describe()` said.
         pace_s: shortest time from one step's start to the next's; 0 for none.
         on_state: told "joining", "training", "finished" or "stopped".
+        on_receipt: told of each contribution that the server has; must not block for long.
     """
 
     def __init__(
@@ -47,6 +57,7 @@ class Learner:
         description: RunDescription,
         pace_s: float = 0.0,
         on_state: Callable[[str], None] = lambda state: None,
+        on_receipt: Callable[[Contribution, Receipt], None] = lambda _what, _receipt: None,
     ) -> None:
         self._program = program
         self._pace_s = pace_s
@@ -61,7 +72,7 @@ class Learner:
             on_attached=self._attached,
         )
         self._island, self._session = self._member.island, self._member.session
-        self._outbox = Outbox(self._island, link, self._session)
+        self._outbox = Outbox(self._island, link, self._session, on_receipt)
         self._tokens = TokenClock()
         self._heard = self._session.progress
 

@@ -50,6 +50,7 @@ from outer_server.engine import Engine, SnapshotRule
 from outer_server.holdings import Sink
 from outer_server.recovery import recover, stopped
 from outer_server.store.rundir import RunDirectory
+from outer_server.store.snapshot import KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class OuterServer:
         keep_journal: without one, an unclean stop goes back to the newest snapshot.
         take_over: go on with a copy of a run directory, in a new epoch.
         disk: how the run directory is written.
+        keep_snapshots: so many of the newest; the tape and its payloads reach back to the oldest.
     """
 
     def __init__(
@@ -84,8 +86,9 @@ class OuterServer:
         keep_journal: bool = True,
         take_over: bool = False,
         disk: Disk = REAL_DISK,
+        keep_snapshots: int = KEPT,
     ) -> None:
-        self._directory = RunDirectory(path, disk)
+        self._directory = RunDirectory(path, disk, keep_snapshots)
         self._keep_journal = keep_journal
         self._take_over = take_over
         self._snapshots = snapshots

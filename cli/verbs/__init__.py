@@ -28,6 +28,7 @@ NAMES = (
     "bench pace",
     "bench overhead",
     "bench journal",
+    "chaos",
     "study run",
     "study table",
     "study check",

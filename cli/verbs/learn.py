@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from pydantic import Field
 
@@ -27,6 +28,11 @@ class LearnSettings(MemberSettings):
         default=None,
         description="most Mbit/s of pseudo-gradients that this learner pushes up to the server",
     )
+    receipts: Path | None = Field(
+        default=None,
+        description="file that gets a line of JSON for each contribution that the server has"
+        " acknowledged, to audit a run by",
+    )
 
 
 def run(settings: LearnSettings) -> None:
@@ -43,9 +49,13 @@ def run(settings: LearnSettings) -> None:
         import structlog
 
         from cli.member import joined
+        from learner.receipts import receipts_in
 
         structlog.contextvars.bind_contextvars(learner=settings.name)
-        with joined(settings, settings.cap_up_mbit) as member:
+        with (
+            receipts_in(settings.receipts) as on_receipt,
+            joined(settings, settings.cap_up_mbit) as member,
+        ):
             if member is None:
                 return
             from learner.run import Learner
@@ -62,6 +72,7 @@ def run(settings: LearnSettings) -> None:
                 member.description,
                 settings.pace_s,
                 on_state,
+                on_receipt,
             )
             outcome = learner.run(stop)
     if not training.is_set():

@@ -55,6 +55,11 @@ class ServeSettings(ProcessSettings, ServerSettings):
         description="end once the run is finished and everybody has left, instead of serving its"
         " last weights on",
     )
+    keep_snapshots: int = Field(
+        default=3,
+        ge=1,
+        description="snapshots that are kept; the journal reaches back to the oldest of them",
+    )
 
 
 def run(settings: ServeSettings) -> None:
@@ -84,7 +89,10 @@ def run(settings: ServeSettings) -> None:
             {name: getattr(settings, name) for name in ServerSettings.model_fields}
         )
         with OuterServer(
-            settings.run_dir, keep_journal=settings.journal, take_over=settings.take_over
+            settings.run_dir,
+            keep_journal=settings.journal,
+            take_over=settings.take_over,
+            keep_snapshots=settings.keep_snapshots,
         ) as outer:
             services = OuterServices(outer, server_settings, outer.admin)
             services.start()

@@ -32,6 +32,7 @@ from fragments.runspec import RunSpec
 from outer_server.core.state import Rollback, new_state
 from outer_server.parameters import Parameters
 from outer_server.store.snapshot import (
+    KEPT,
     Known,
     Restored,
     Saved,
@@ -110,11 +111,13 @@ _RECORD = TypeAdapter(ServerRecord)
 class RunDirectory:
     """An opened run directory, held by one process at a time; use as a context manager.
 
+    `keep_snapshots`: so many of the newest stay, and the journal reaches back to the oldest.
     Raises RunDirectoryError when it is missing, damaged, of a newer format or in use.
     """
 
-    def __init__(self, path: Path, disk: Disk = REAL_DISK) -> None:
+    def __init__(self, path: Path, disk: Disk = REAL_DISK, keep_snapshots: int = KEPT) -> None:
         self.path = path
+        self._keep_snapshots = keep_snapshots
         self.disk = disk
         self.spec, self.layout = read_run(path)
         self._lock: IO[bytes] | None = None
@@ -178,7 +181,14 @@ class RunDirectory:
 
         Raises RunDirectoryError.
         """
-        path = save(self.disk, self.snapshots, self.layout, snapshot, self._rollbacks)
+        path = save(
+            self.disk,
+            self.snapshots,
+            self.layout,
+            snapshot,
+            self._rollbacks,
+            self._keep_snapshots,
+        )
         return Saved(path.name, oldest_position(self.snapshots))
 
     def known(self) -> list[Known]:

@@ -104,11 +104,13 @@ def save(
     layout: Layout,
     snapshot: Snapshot,
     rollbacks: Sequence[Rollback] = (),
+    kept: int = KEPT,
 ) -> Path:
     """Write `snapshot` under the next number; return its directory.
 
-    Old ones are removed only when it is in place and its state can be read back, and not while
-    the tape after one that is kept goes back to them: by the rollbacks of its state or `rollbacks`.
+    Old ones beyond `kept` are removed only when it is in place and its state can be read back, and
+    not while the tape after one that is kept goes back to them: by the rollbacks of its state or
+    `rollbacks`.
     Raises RunDirectoryError, and leaves the old ones, when it cannot be written.
     """
     number = max([int(path.name) for path in numbered(directory)], default=-1) + 1
@@ -125,7 +127,7 @@ def save(
         raise RunDirectoryError(
             f"no snapshot can be written to {directory}: {error}; make room on the disk"
         ) from error
-    for old in _unneeded(directory, (*rollbacks, *snapshot.state.rollbacks)):
+    for old in _unneeded(directory, (*rollbacks, *snapshot.state.rollbacks), kept):
         disk.remove(old)
     return target
 
@@ -212,14 +214,14 @@ def numbered(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def _unneeded(directory: Path, rollbacks: Sequence[Rollback]) -> list[Path]:
+def _unneeded(directory: Path, rollbacks: Sequence[Rollback], kept: int) -> list[Path]:
     """Old ones that nothing goes back to: the tape after a snapshot of an older epoch than a
     rollback began has that rollback, and needs its snapshot.
     """
     paths = numbered(directory)
-    oldest = min(map(_epoch, paths[-KEPT:]), default=0)
+    oldest = min(map(_epoch, paths[-kept:]), default=0)
     needed = {rollback.snapshot for rollback in rollbacks if rollback.epoch > oldest}
-    return [path for path in paths[:-KEPT] if path.name not in needed]
+    return [path for path in paths[:-kept] if path.name not in needed]
 
 
 def _epoch(path: Path) -> int:

@@ -170,3 +170,37 @@ def test_a_name_is_taken_while_its_bearer_runs(tmp_path: Path) -> None:
         processes.start(child(tmp_path, WAITS))
         with pytest.raises(ValueError, match="c is running already"):
             processes.start(child(tmp_path, WAITS))
+
+
+def test_kills_of_a_drill_earn_no_longer_pauses_and_may_keep_a_child_away(tmp_path: Path) -> None:
+    with Supervisor(restart_delay_s=0.1) as processes:
+        processes.start(child(tmp_path, WAITS, max_restarts=20))
+        for times in range(1, 9):
+            until(processes, up(tmp_path, times))
+            processes.kill("c", "again")
+            until(processes, lambda: not processes.running("c"))
+        until(processes, up(tmp_path, times=9))
+        died = [one.at_s for one in processes.events if one.kind is EventKind.DIED]
+        back = [one.at_s for one in processes.events if one.kind is EventKind.RESTARTED]
+        # Doubled each time, the eighth pause alone would be one of 12.8 s.
+        assert sum(b - d for d, b in zip(died, back, strict=True)) < 12.8
+        processes.kill("c", "for a while", away_s=1.0)
+        until(processes, up(tmp_path, times=10))
+        assert processes.events[-1].at_s - processes.events[-2].at_s >= 1.1
+
+
+def test_a_paused_child_stands_still_goes_on_and_can_be_stopped(tmp_path: Path) -> None:
+    echoes = "import sys; print('up', flush=True)\nfor line in sys.stdin: print('up', flush=True)"
+    with Supervisor() as processes:
+        processes.start(child(tmp_path, echoes))
+        until(processes, up(tmp_path))
+        pid = processes.pids()["c"]
+        processes.pause("c")
+        until(processes, lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
+        processes.resume("c")
+        until(processes, lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "S")
+        processes.pause("c")
+        processes.stop(["c"])
+        assert processes.exit_code("c") == -signal.SIGTERM
+        assert EventKind.PAUSED in kinds(processes)
+        assert EventKind.CONTINUED in kinds(processes)

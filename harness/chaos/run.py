@@ -1,0 +1,164 @@
+"""A whole chaos run: the run, what befalls it, and the judgement."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from harness.chaos.judgement import Judgement, referee_words
+from harness.chaos.plan import KEEP_ALL, ChaosPlan, Places
+from harness.chaos.plot import draw_chaos
+from harness.chaos.points import Trap
+from harness.chaos.report import report
+from harness.chaos.result import ChaosResult
+from harness.chaos.steps import Steps, stamped
+from harness.chaos.storm import Storm
+from harness.chaos.summing import Course, course_of, summed_up
+from harness.cluster import Cluster
+from harness.environment import child_environment, command, module
+from harness.plan import SERVER, names_of
+from harness.processes import Command, Supervisor
+from harness.watcher import StatusWatcher
+
+_LOOK_S = 0.2
+_RESTARTS = 10_000
+_START_LIMIT_S = 180.0
+REFEREE = "referee"
+_SETTLE_LIMIT_S = 120.0
+_REFEREE_LIMIT_S = 1800.0
+_STOP_S = 60.0
+"""A server that is told to stop writes a last snapshot."""
+
+_PORTS = (20_000, 32_000)
+"""Below those that Linux gives to outgoing connections: one of these may not be found taken by a
+learner that tries to reach the server which is to come back on it.
+"""
+
+
+@dataclass(slots=True)
+class Chaos:
+    """Does what a plan says, and leaves chaos.json, chaos.md and timeline.png beside the run. No
+    process stays behind, however it ends; `stop` ends it early.
+    """
+
+    plan: ChaosPlan
+    stop: threading.Event
+    tell: Callable[[str], None]
+
+    def run(self) -> ChaosResult:
+        """All of it.
+
+        Raises:
+            StoppedError: when `stop` was set.
+            DilocoError: when a process ended for good that should not, something took too long, or
+                the tape cannot be judged.
+        """
+        undisturbed = None
+        if self.plan.compare:
+            self.tell("the run without faults, to compare with")
+            calm = replace(self.plan, out=self.plan.out / "undisturbed", is_calm=True)
+            undisturbed = self._course(calm).judgement
+            self.tell(f"its loss is {undisturbed.losses[-1].loss:.4f} {undisturbed.loss_unit}")
+        course = self._course(self.plan)
+        result = summed_up(self.plan, course, undisturbed)
+        places = Places(self.plan.out)
+        places.result.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        places.report.write_text(report(result) + "\n", encoding="utf-8")
+        draw_chaos(course, undisturbed, places.timeline)
+        return result
+
+    def _course(self, plan: ChaosPlan) -> Course:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        places = Places(plan.out)
+        places.stamps.mkdir(exist_ok=True)
+        with Supervisor() as processes:
+            cluster = self._cluster(plan, places, processes)
+            cluster.make_run()
+            cluster.start_compiling()
+            address = cluster.serve()
+            for island in plan.islands:
+                cluster.learn(island)
+            with StatusWatcher(address, _LOOK_S) as watcher:
+                steps, trap = Steps(places.stamps), Trap(places.trap)
+                storm = Storm(plan, cluster, watcher, steps, trap, self.tell)
+                cluster.until(lambda: self._is_over(storm), plan.wall_limit_s, "the run")
+                finished_s = processes.now_s
+                self._settle(storm)
+            processes.stop([SERVER], _STOP_S)
+            judgement = self._judge(cluster, places)
+            return course_of(storm, judgement, finished_s)
+
+    def _cluster(self, plan: ChaosPlan, places: Places, processes: Supervisor) -> Cluster:
+        spec = plan.spec.model_copy(
+            update={
+                "budget_tokens": plan.budget_tokens,
+                "max_learners": plan.learners,
+                "program": stamped(plan.spec.program, places.stamps),
+            }
+        )
+        has_traps = plan.faults.point_kills > 0 and not plan.is_calm
+        server = module(
+            "harness.chaos.server", str(places.trap.absolute()), str(plan.snapshot_rounds)
+        )
+
+        def entry(name: str) -> tuple[str, ...]:
+            return server if name == SERVER and has_traps else command()
+
+        return Cluster(
+            plan.out, spec, plan.data, self.stop, processes, _RESTARTS,
+            entry=entry, serve_flags=("--keep-snapshots", str(KEEP_ALL)),
+            learn_flags=lambda name: ("--receipts", str(places.receipts(name))),
+            server_ports=_free_ports(), server_restarts=_RESTARTS, start_limit_s=_START_LIMIT_S,
+        )  # fmt: skip
+
+    def _is_over(self, storm: Storm) -> bool:
+        processes = storm.cluster.processes
+        processes_needed = (SERVER, *names_of(storm.plan.islands))
+        for name in processes_needed:
+            if processes.settled(name) and processes.exit_code(name) != 0:
+                processes.require_alive(name)
+        return storm.tick()
+
+    def _settle(self, storm: Storm) -> None:
+        """Until all learners have ended, and one more look after that."""
+        cluster, names = storm.cluster, names_of(storm.plan.islands)
+        looks_left = 2
+
+        def is_over() -> bool:
+            nonlocal looks_left
+            storm.tick()
+            if not all(cluster.processes.settled(name) for name in names):
+                return False
+            looks_left -= storm.samples[-1][0] >= cluster.processes.now_s - _LOOK_S
+            return looks_left <= 0
+
+        cluster.until(is_over, _SETTLE_LIMIT_S, "the learners' end")
+
+    def _judge(self, cluster: Cluster, places: Places) -> Judgement:
+        self.tell("the run is over; its tape is run again")
+        receipts = [places.receipts(island.name) for island in self.plan.islands]
+        words = referee_words(cluster.run_dir, receipts, self.plan.data, places.judgement)
+        environ = child_environment(every_core=True)
+        log = cluster.log(REFEREE)
+        cluster.processes.start(Command(REFEREE, words, log, environ))
+        cluster.until(lambda: cluster.processes.settled(REFEREE), _REFEREE_LIMIT_S, "the judgement")
+        if cluster.processes.exit_code(REFEREE) != 0:
+            cluster.processes.require_alive(REFEREE)
+        return Judgement.model_validate_json(places.judgement.read_text(encoding="utf-8"))
+
+
+def _free_ports() -> tuple[int, int]:
+    found: list[int] = []
+    while len(found) < 2:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found[0], found[1]
