@@ -75,10 +75,10 @@ def stop_on_signal(
         yield stop
     finally:
         signal.set_wakeup_fd(previous_fd)
-        # Who was told to stop is ending: a repeated signal must not cut the last lines short.
-        if not stop.is_set():
-            for each, handler in previous.items():
-                signal.signal(each, handler)
+        # Who was told to stop is ending: a repeated signal must not cut the last lines short, nor
+        # what the interpreter does after them, when handlers of ours are gone.
+        for each, handler in previous.items():
+            signal.signal(each, signal.SIG_IGN if stop.is_set() else handler)
         os.write(wake_write, _OVER)
         watcher.join(timeout=1.0)
         os.close(wake_read)

@@ -107,7 +107,7 @@ def test_a_learner_told_to_stop_gives_its_lease_back(tmp_path: Path) -> None:
             if '"training"' in line:
                 break
         process.send_signal(signal.SIGTERM)
-        out, log = process.communicate(timeout=5)
+        out, log = process.communicate(timeout=30)
         (left,) = outer.status().learners
     assert process.returncode == 0, log
     assert "a: stopped before the end of the run" in out
@@ -126,7 +126,7 @@ def test_a_learner_that_is_refused_exits_with_4(tmp_path: Path) -> None:
         second = _start("learn", "--address", address, "--name", "b")
         _, refused = second.communicate(timeout=30)
         first.send_signal(signal.SIGINT)
-        first.communicate(timeout=5)
+        first.communicate(timeout=30)
     assert second.returncode == 4
     assert refused.splitlines()[-1] == "diloco: the run has its 1 learners already"
     assert first.returncode == 0
