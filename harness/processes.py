@@ -25,6 +25,9 @@ STOP_GRACE_S = 5.0
 STEADY_S = 30.0
 """Who has run for so long is started again as soon as after a first death."""
 
+LONGEST_PAUSE_S = 5.0
+"""Before a restart: doubled from death to death up to this."""
+
 EXIT_GRACES_S = (2.5, 1.5)
 """The same on the way out, for the others and for those that outlive them: when the parent was told
 to stop, it has 5 s for all of it."""
@@ -248,7 +251,7 @@ class Supervisor:
             return
         if child.killed or self.now_s - child.began_s >= STEADY_S:
             child.failures = 0
-        pause_s = self.restart_delay_s * 2**child.failures
+        pause_s = min(LONGEST_PAUSE_S, self.restart_delay_s * 2 ** min(child.failures, 16))
         child.restart_at_s = self.now_s + pause_s + child.away_s
         child.restarts += 1
         child.failures += not child.killed

@@ -41,8 +41,8 @@ class FaultKind(StrEnum):
     LEARNER_STOP = "learner stop"
 
 
-_WEIGHTS = {FaultKind.SERVER_AWAY: 4.0, FaultKind.LEARNER_STOP: 2.0}
-"""How long a stretch is; 1 for all else."""
+_WEIGHTS = {FaultKind.SERVER_AWAY: 4.0, FaultKind.SERVER_POINT: 2.0, FaultKind.LEARNER_STOP: 2.0}
+"""How long a stretch is; 1 for all else. These take a while in which training is not held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,7 @@ class Schedule:
 def make_schedule(faults: Faults, seed: int) -> Schedule:
     """The same for the same seed; in one part of a lane all kinds are mixed."""
     chance = random.Random(seed)
-    server = [FaultKind.SERVER_KILL] * faults.server_kills
-    server += [FaultKind.SERVER_POINT] * (faults.point_kills * len(POINTS))
-    server += [FaultKind.SERVER_AWAY] * (faults.server_away_s > 0)
-    learners = [FaultKind.LEARNER_KILL] * faults.learner_kills
-    learners += [FaultKind.LEARNER_STOP] * faults.learner_stops
+    server, learners = _kinds(faults)
     points = list(POINTS) * faults.point_kills
     chance.shuffle(points)
     return Schedule(_lane(server, points, chance), _lane(learners, [], chance))
@@ -97,10 +93,21 @@ def make_schedule(faults: Faults, seed: int) -> Schedule:
 
 def stretches(faults: Faults) -> float:
     """How many stretches of length 1 the longer lane has, with one more at the end."""
-    server = faults.server_kills + faults.point_kills * len(POINTS)
-    away = _WEIGHTS[FaultKind.SERVER_AWAY] * (faults.server_away_s > 0)
-    stops = _WEIGHTS[FaultKind.LEARNER_STOP] * faults.learner_stops
-    return max(server + away, faults.learner_kills + stops) + 1
+    return max(_length(kinds) for kinds in _kinds(faults))
+
+
+def _kinds(faults: Faults) -> tuple[list[FaultKind], list[FaultKind]]:
+    """What is in each lane."""
+    server = [FaultKind.SERVER_KILL] * faults.server_kills
+    server += [FaultKind.SERVER_POINT] * (faults.point_kills * len(POINTS))
+    server += [FaultKind.SERVER_AWAY] * (faults.server_away_s > 0)
+    learners = [FaultKind.LEARNER_KILL] * faults.learner_kills
+    learners += [FaultKind.LEARNER_STOP] * faults.learner_stops
+    return server, learners
+
+
+def _length(kinds: Sequence[FaultKind]) -> float:
+    return sum(_WEIGHTS.get(kind, 1.0) for kind in kinds) + 1.0
 
 
 def _lane(
@@ -108,10 +115,9 @@ def _lane(
 ) -> tuple[Fault, ...]:
     kinds = list(kinds)
     chance.shuffle(kinds)
-    lengths = [_WEIGHTS.get(kind, 1.0) for kind in kinds]
-    whole, begin, lane = sum(lengths) + 1, 0.0, list[Fault]()
-    for kind, length in zip(kinds, lengths, strict=True):
-        end = begin + length / whole
+    whole, begin, lane = _length(kinds), 0.0, list[Fault]()
+    for kind in kinds:
+        end = begin + _WEIGHTS.get(kind, 1.0) / whole
         at = begin + chance.random() * _LATEST * (end - begin)
         follows_kill = bool(lane) and lane[-1].kind is FaultKind.SERVER_KILL
         early = kind is FaultKind.SERVER_KILL and follows_kill and chance.random() < EARLY_SHARE

@@ -69,6 +69,7 @@ class Storm:
     undone: list[str] = field(default_factory=list)
     samples: list[tuple[float, RunStatus]] = field(default_factory=list)
     _free: int = 0
+    _stands_still: bool = False
     _held_since_s: float | None = None
     _known: tuple[int, int] = (0, 0)
     _ends: dict[int, float] = field(default_factory=dict)
@@ -141,7 +142,9 @@ class Storm:
             self._ends[number] = fault.end
             if not fault.early:
                 at = fault.at
-                yield from self._until(lambda at=at: self._share >= at)  # type: ignore[misc]  # bound now
+                yield from self._until(
+                    lambda at=at: self._share >= at and not self._stands_still  # type: ignore[misc]  # bound now
+                )
             following = faults[index + 1] if index + 1 < len(faults) else None
             yield from self._carry_out(fault, following)
 
@@ -243,16 +246,17 @@ class Storm:
         name = yield from self._chosen(fault)
         if name is None:
             return
+        yield from self._until(lambda: self._state(name) is LearnerState.TRAINING or self.finished)
         joins, began_s = self._joins(name), self._now_s
-        limit_s = began_s + 10 * self.plan.spec.lease_ttl_s
         self.learner_stops += 1
         self.tell(f"{began_s:.1f} s: {fault.kind} {self.learner_stops}, {name}")
         processes.pause(name)
+        # A lease does not lapse while no server is there, and begins anew with each.
+        self._stands_still = True
         try:
-            yield from self._until(lambda: self._is_lost(name) or self._now_s >= limit_s)
-            if not self._is_lost(name):
-                self.undone.append(f"the lease of {name} did not lapse while it stood still")
+            yield from self._until(lambda: self._state(name) is LearnerState.LOST)
         finally:
+            self._stands_still = False
             processes.resume(name)
         yield from self._until(lambda: self._joins(name) > joins or processes.settled(name))
         self.absences.append(Absence(name, fault.kind, began_s, self._now_s))
@@ -274,9 +278,9 @@ class Storm:
         learners = self.status.learners if self.status is not None else ()
         return next((one.joins for one in learners if one.name == name), 0)
 
-    def _is_lost(self, name: str) -> bool:
+    def _state(self, name: str) -> LearnerState | None:
         learners = self.status.learners if self.status is not None else ()
-        return any(one.name == name and one.state is LearnerState.LOST for one in learners)
+        return next((one.state for one in learners if one.name == name), None)
 
     def _unheld(self, lane: Lane) -> Lane:
         """Meanwhile training goes on whatever happens."""
