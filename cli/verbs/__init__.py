@@ -16,6 +16,7 @@ NAMES = (
     "health",
     "events",
     "replay",
+    "snapshot",
     "export",
     "admin drain",
     "admin release",
