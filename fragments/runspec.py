@@ -160,6 +160,11 @@ class RunSpec(_Settings):
     asked: Literal["all", "reached"] = Field(
         default="all", description="whom a round asks: all, or who has reached its slot"
     )
+    inner_warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        description="first steps, shortened, of a learner whose inner moments are fresh in mid-run",
+    )
     late: Literal["join", "drop"] = Field(
         default="join", description="late contributions join the next round or are dropped"
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtyping import Array, Float32
 
 from fragments.records import Adopted, Version
-from learner.program import Params
+from learner.program import Inner, Params
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Base:
 class Completed:
     """The learner after a completed step: parameters and the bases they grew from.
 
-    `step`, `tokens`: trained since this process began; `cursor`: next batch.
+    `step`, `tokens`: trained since this process began, or since the first of those did from whose
+    checkpoints it goes on; `cursor`: next batch.
     """
 
     step: int
@@ -41,6 +42,16 @@ class Completed:
     cursor: int
     params: Params
     bases: tuple[Base | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a learner goes on from when its process has ended: a completed step, and the inner
+    optimizer's state after that step.
+    """
+
+    completed: Completed
+    inner: Inner
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,29 @@ class Island:
         payload = self._codec.encode(part, quantized.codes, quantized.step_bits)
         advance(zeros_BxN, *self._codec.decode(part, self.layout.rows_padded, payload))
 
+    def resume(self, kept: Completed) -> None:
+        """Go on from what an earlier process had completed; before anything is adopted.
+
+        Updates may follow on its bases; whether they are bases still, `begin` says.
+        """
+        self.completed = kept
+        for fragment, base in enumerate(kept.bases):
+            if base is not None:
+                prepared = Prepared(fragment, base.version, base.value_BxN, base.digest)
+                self._newest[fragment] = prepared
+
+    def begin(self, newest: Sequence[Version], cursor: int) -> None:
+        """Where this process begins, as the server says: the newest versions, and the next batch.
+
+        What an earlier process has trained on any other version is given up: the newest one will
+        replace it, however the run adopts.
+        """
+        bases = tuple(
+            base if base is not None and base.version == version else None
+            for base, version in zip(self.completed.bases, newest, strict=True)
+        )
+        self.completed = replace(self.completed, bases=bases, cursor=cursor)
+
     def consumed(self, versions: Sequence[int], epoch: int) -> None:
         """Learn from the server which base of each fragment counts as consumed (-1: none).
 
@@ -100,6 +123,14 @@ class Island:
             for fragment, number in enumerate(versions)
             if number >= 0
         }
+
+    def adopted(self) -> tuple[Adopted, ...]:
+        """What is trained on now, as it is told to the server."""
+        return tuple(
+            Adopted(fragment, base.version, base.digest, base.step)
+            for fragment, base in enumerate(self.completed.bases)
+            if base is not None
+        )
 
     def held_bases(self) -> tuple[HeldBase, ...]:
         """What this learner holds, as a joining process tells it."""

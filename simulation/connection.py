@@ -183,7 +183,8 @@ class Connection:
             name=self._island.name,
             role=Role.LEARNER,
             incarnation=self._incarnation,
-            bases=self._island.held_bases(),
+            # What an earlier process held is told once it is known to be a base still.
+            bases=self._island.held_bases() if self._lease is not None else (),
             cursor=self._island.completed.cursor,
         )
 

@@ -65,7 +65,7 @@ class Fate:
                 case "join":
                     self._join(event.learner)
                 case "death":
-                    learner.die(kept=event.returns == "kept")
+                    learner.die(event.returns)
                 case "partition":
                     learner.cut()
                 case "stall":
@@ -82,7 +82,7 @@ class Fate:
         def end() -> None:
             match event.kind:
                 case "death":
-                    learner.start(kept=event.returns == "kept")
+                    learner.start(event.returns)
                 case "partition":
                     learner.heal()
                 case "stall":

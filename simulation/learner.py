@@ -9,16 +9,17 @@ import jax.numpy as jnp
 
 from fragments.errors import SettingsError
 from fragments.layout import Layout
-from fragments.records import Phase, Report, Welcome
+from fragments.records import Phase, Report, Version, Welcome
 from fragments.runspec import RunSpec
-from learner.held import Completed
+from learner.held import Checkpoint, Completed
 from learner.island import Island
 from learner.program import Inner, Params, Program, Shard
 from learner.tokens import TokenClock
+from learner.warmup import InnerWarmup
 from simulation.clock import Order, VirtualClock
 from simulation.connection import Connection, Traffic
 from simulation.ports import Server
-from simulation.world import Link, StepTimes
+from simulation.world import Link, Returns, StepTimes
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Setting:
     spec: RunSpec
     layout: Layout
     structure: Params
+    checkpoint_steps: int
 
 
 class SimulatedLearner:
@@ -66,24 +68,25 @@ class SimulatedLearner:
         self._times = times
         self._processes = 0
         self._process: Process | None = None
+        self._checkpoint: Checkpoint | None = None
 
-    def start(self, *, kept: bool = False) -> None:
-        """Begin a process; with `kept`, from the checkpoint that the last one left."""
-        before = self._process if kept else None
+    def start(self, returns: Returns = "fresh") -> None:
+        """Begin a process, with what `returns` says of the last one's newest checkpoint."""
         self._process = Process(
             self._setting, self.name, self._link, self._step_s, self._times,
-            self._processes, self.traffic, self.tally, before,
+            self._processes, self.traffic, self.tally, self._checkpoint, returns,
         )  # fmt: skip
         self._processes += 1
         self._process.connection.connect()
 
-    def die(self, *, kept: bool) -> None:
-        """Kill the process; with `kept`, a checkpoint of its last completed step is left."""
+    def die(self, returns: Returns) -> None:
+        """Kill the process; the next one will have what `returns` says."""
         process = self._living()
         process.end()
         self.tally.deaths += 1
-        if not kept:
-            self.tally.steps_lost += process.steps_unsent()
+        self._checkpoint = process.checkpoint or self._checkpoint
+        kept = self._checkpoint if returns == "kept" else None
+        self.tally.steps_lost += process.steps_unsent(kept.completed.step if kept else 0)
 
     def cut(self) -> None:
         """Cut the line; training goes on."""
@@ -140,7 +143,8 @@ class Process:
         number: int,
         traffic: Traffic,
         tally: Tally,
-        before: Process | None,
+        left: Checkpoint | None,
+        returns: Returns,
     ) -> None:
         self._setting = setting
         self._times = times
@@ -154,13 +158,14 @@ class Process:
         self._cut_off: set[int] = set()
         self.stalled = False
         self.ended = False
-        if before is None:
-            spec = setting.spec
-            self.island = Island(
-                name, setting.layout, spec.codec, setting.structure, 0, spec.adoption
-            )
-        else:
-            self.island, self._inner = before.island, before._inner
+        self.checkpoint: Checkpoint | None = None
+        spec = setting.spec
+        self._warmup = InnerWarmup(spec.inner_warmup_steps)
+        self.island = Island(name, setting.layout, spec.codec, setting.structure, 0, spec.adoption)
+        if left is not None and returns != "fresh":
+            self._inner = left.inner
+        if left is not None and returns == "kept":
+            self.island.resume(left.completed)
         self.connection = Connection(
             setting.clock, setting.server, self.island, link, step_s, number, traffic,
             on_welcome=self._welcomed, on_change=self.wake,
@@ -173,11 +178,13 @@ class Process:
         busy = self._stepping or self._begin_is_set
         return over and not busy and self.connection.idle
 
-    def steps_unsent(self) -> float:
-        """Completed steps that no answer holds, averaged over the fragments."""
+    def steps_unsent(self, kept_step: int) -> float:
+        """Completed steps that neither an answer nor a checkpoint of `kept_step` holds, averaged
+        over the fragments.
+        """
         now = self.island.completed
-        steps = [now.step - self.connection.sent_step(base.step, p) for p, base in
-                 enumerate(now.bases) if base is not None]  # fmt: skip
+        steps = [now.step - max(kept_step, self.connection.sent_step(base.step, p))
+                 for p, base in enumerate(now.bases) if base is not None]  # fmt: skip
         return sum(steps) / len(now.bases)
 
     def end(self) -> None:
@@ -199,10 +206,12 @@ class Process:
             clock.at(clock.now_s, Order.BEGIN, self._begin)
 
     def _welcomed(self, welcome: Welcome) -> None:
+        if self._shard is None:
+            newest = [Version(welcome.epoch, number) for number in welcome.versions]
+            self.island.begin(newest, welcome.cursor)
+            for adopted in self.island.adopted():
+                self.connection.adopted(adopted)
         self._shard = Shard(welcome.shard_index, welcome.shard_count)
-        now = self.island.completed
-        if now.step == 0:
-            self.island.completed = replace(now, cursor=welcome.cursor)
 
     def _begin(self) -> None:
         """A step's boundary: adopt what is prepared, then step unless there is a reason not to."""
@@ -219,13 +228,16 @@ class Process:
             self.island.completed = at
             self._tell_paused(paused=self._is_bound(at))
             return
+        program, progress = self._setting.program, self._progress(at.tokens)
         if self._inner is None:
-            self._inner = self._setting.program.init_inner(at.params)
-        program = self._setting.program
+            self._inner = program.init_inner(at.params)
+            if progress > 0:
+                self._warmup.begin()
         batch = program.batch(self._shard, at.cursor)
-        result = program.step(at.params, self._inner, batch, jnp.float32(self._progress(at.tokens)))
+        result = program.step(at.params, self._inner, batch, jnp.float32(progress))
+        params = self._warmup.apply(at.params, result.params)
         tokens = at.tokens + program.tokens_per_step
-        done = Completed(at.step + 1, tokens, at.cursor + 1, result.params, at.bases)
+        done = Completed(at.step + 1, tokens, at.cursor + 1, params, at.bases)
         self._stepping = True
         step_s = self._times.next_s()
         self._setting.clock.after(
@@ -284,6 +296,8 @@ class Process:
             self._stepping = False
             self._inner = inner
             self.island.completed = done
+            if done.step % self._setting.checkpoint_steps == 0:
+                self.checkpoint = Checkpoint(done, inner)
             self._tally.steps += 1
             report = Report(done.step, done.tokens, done.cursor, step_s=step_s)
             self.connection.report(report)

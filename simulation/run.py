@@ -126,7 +126,9 @@ class _Run:
                 program.tokens_per_step,
                 self._server_moved,
             )
-        setting = Setting(self._clock, self._server, program, spec, layout, params)
+        setting = Setting(
+            self._clock, self._server, program, spec, layout, params, world.checkpoint_steps
+        )
         self._learners = [
             SimulatedLearner(
                 setting,

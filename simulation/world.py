@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Returns = Literal["fresh", "moments", "kept"]
+"""What a process that follows on one that died has of it."""
 
 
 class _Model(BaseModel):
@@ -69,16 +71,16 @@ class Befalls(_Model):
     """Something that befalls one learner, from `at` until `until` (None: for good).
 
     join: it is not there before `at`. death: its process is killed; it returns, if it does, as a
-    new process that has kept its checkpoint ("kept": all of its state as of its last completed
-    step) or nothing ("fresh"). partition: its line is cut, it trains on. stall: it makes no step,
-    its line stays.
+    new process that has its checkpoint ("kept"; see `World.checkpoint_steps`), of that the inner
+    moments only ("moments"), or nothing ("fresh"). partition: its line is cut, it trains on. stall:
+    it makes no step, its line stays.
     """
 
     learner: Annotated[int, Field(ge=0)]
     kind: Literal["join", "death", "partition", "stall"]
     at: Moment
     until: Moment | None = None
-    returns: Literal["fresh", "kept"] = "fresh"
+    returns: Returns = "fresh"
 
     @model_validator(mode="after")
     def _until_fits(self) -> Self:
@@ -94,7 +96,8 @@ class World(_Model):
 
     A step of learner i takes step_s / speeds[i] seconds times exp(jitter·z - jitter²/2) with z
     standard normal, whose mean is 1: jitter alone neither slows nor hastens. `merge_s` is what a
-    merge and an outer step take at the server. `links` overrides `link` by learner.
+    merge and an outer step take at the server. `links` overrides `link` by learner. Learners write
+    a checkpoint at every `checkpoint_steps`-th step of theirs, which takes no time.
     """
 
     speeds: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=64)] = (1.0,) * 4
@@ -104,6 +107,7 @@ class World(_Model):
     link: Link = Link()
     links: dict[int, Link] = Field(default_factory=dict)
     merge_s: NotNegative = 0.0
+    checkpoint_steps: Annotated[int, Field(gt=0)] = 1
     befalls: tuple[Befalls, ...] = ()
 
     @model_validator(mode="after")

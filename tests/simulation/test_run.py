@@ -100,7 +100,7 @@ def test_the_last_progress_of_learners_on_slow_lines_is_merged() -> None:
     assert len({one.contributions_merged for one in result.learners}) == 1
 
 
-@pytest.mark.parametrize("returns", ["fresh", "kept"])
+@pytest.mark.parametrize("returns", ["fresh", "moments", "kept"])
 def test_a_dead_learner_returns_and_contributes_again(returns: str) -> None:
     death = {
         "learner": 3, "kind": "death", "at": {"share": 0.25}, "until": {"share": 0.5},

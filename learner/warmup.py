@@ -1,0 +1,47 @@
+"""The first steps with fresh inner moments, shortened.
+
+An inner optimizer that knows nothing yet of its gradients' size steps too far or too little. At the
+birth of a run the learning rate's own warm-up takes care of that; in mid-run that rate follows what
+all have trained, and is at its full height.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from learner.program import Params
+
+
+class InnerWarmup:
+    """Scales what a step changes. For one thread.
+
+    Args:
+        steps: so many steps after `begin` are shortened, the n-th of them to n / (steps + 1) of
+            what the program made of it. 0: none is.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._made = steps
+
+    def begin(self) -> None:
+        """The inner moments are fresh from here on."""
+        self._made = 0
+
+    def apply(self, before: Params, after: Params) -> Params:
+        """The parameters that a step from `before` leads to, of which the program says `after`."""
+        if self._made >= self._steps:
+            return after
+        self._made += 1
+        return _towards(before, after, jnp.float32(self._made / (self._steps + 1)))
+
+
+@jax.jit
+def _towards(before: Params, after: Params, share: Float32[Array, ""]) -> Params:
+    def between(old: Array, new: Array) -> Array:
+        wide = old.astype(jnp.float32)
+        return (wide + share * (new.astype(jnp.float32) - wide)).astype(old.dtype)
+
+    return jax.tree.map(between, before, after)
