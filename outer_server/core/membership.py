@@ -30,6 +30,9 @@ MAX_TEXT = 128
 MAX_STEPS = 1 << 32
 """More steps or batches than this are not made by one process of ours."""
 
+REPLACED_KEPT = 16
+"""Incarnations of a name that are remembered as replaced."""
+
 MAX_EVALUATORS = 16
 """Names of evaluators that a run takes."""
 
@@ -62,8 +65,8 @@ def join(
     state = replace(state.with_learner(record), next_token=state.next_token + 1)
     state = _excuse(state, record)
     if before is not None and before.live and before.incarnation != hello.incarnation:
-        reason = f"another process joined as {hello.name!r} later: this one is fenced off"
-        effects.append(Disconnect(hello.name, Goodbye(RefusalCode.FENCED, reason)))
+        fenced = _fenced(hello.name)
+        effects.append(Disconnect(hello.name, Goodbye(fenced.code, fenced.reason)))
     what = "joined" if before is None else "rejoined"
     reason = "newcomer" if before is None else f"join {record.tally.joins} of this name"
     fields = (("learner", hello.name), ("role", str(hello.role)), ("token", record.token))
@@ -136,8 +139,7 @@ def check_lease(state: RunState, learner: str, token: int) -> Refusal | None:
     if token != record.token:
         if token > record.token:
             return Refusal(RefusalCode.LEASE_LOST, "this lease is not known here: join again")
-        reason = f"another process joined as {learner!r} later: this one is fenced off"
-        return Refusal(RefusalCode.FENCED, reason)
+        return _fenced(learner)
     if not record.live:
         return Refusal(RefusalCode.LEASE_LOST, f"the lease of {learner!r} lapsed: join again")
     return None
@@ -158,6 +160,11 @@ def because(reason: str) -> str:
     """An operator's reason after the sentence that it belongs to; nothing where there is none."""
     text = " ".join(reason.split())[:MAX_TEXT]
     return f" ({text})" if text else ""
+
+
+def _fenced(learner: str) -> Refusal:
+    reason = f"another process joined as {learner!r} later: this one is fenced off"
+    return Refusal(RefusalCode.FENCED, reason)
 
 
 def progress(state: RunState) -> Progress:
@@ -212,6 +219,9 @@ def _check_welcome(state: RunState, hello: Hello) -> Refusal | None:
     before = state.learners.get(hello.name)
     if before is not None and before.role is not hello.role:
         return Refusal(RefusalCode.MISMATCH, f"{hello.name!r} is known here as {before.role}")
+    if before is not None and hello.incarnation in before.replaced:
+        # It may have heard only that its lease had lapsed, from before the later one joined.
+        return _fenced(hello.name)
     refusal = evicted(state, hello.name)
     if refusal:
         return Refusal(RefusalCode.EVICTED, refusal)
@@ -268,7 +278,9 @@ def _admit(
             at_step = report.step - now_held.steps_since
             bases.append(replace(base, version=version, at_step=at_step, digest=digest))
     tally = before.tally if before is not None else Tally()
+    replaced = before.replaced if before is not None else ()
     if before is not None and not is_same_process:
+        replaced = (*replaced, before.incarnation)[-REPLACED_KEPT:]
         tally = replace(
             tally,
             steps=tally.steps + before.report.step,
@@ -291,6 +303,7 @@ def _admit(
         cursor=max(hello.cursor, before.cursor if before is not None else 0),
         timing=before.timing if before is not None else Timing(),
         tally=replace(tally, joins=tally.joins + 1),
+        replaced=replaced,
     )
 
 

@@ -68,7 +68,8 @@ class LearnerRecord:
     `starts_count`: its next report only says where its process counts from: the run went
     back to a snapshot, and what was trained since is lost; or the process has trained before it
     came (its name was retired or taken in between, or it goes on with the state of another), and
-    what was reported of that is counted already.
+    what was reported of that is counted already. `replaced`: incarnations of this name that a later
+    one has fenced off, the newest last.
     """
 
     name: str
@@ -88,6 +89,7 @@ class LearnerRecord:
     cursor: int = 0
     timing: Timing = Timing()
     tally: Tally = Tally()
+    replaced: tuple[str, ...] = ()
 
     def with_base(self, fragment: int, base: Base) -> LearnerRecord:
         """This record with another base of one fragment."""

@@ -38,6 +38,24 @@ def test_a_newer_process_of_a_name_fences_the_older_off() -> None:
     assert refusal.code is RefusalCode.FENCED
 
 
+def test_a_process_that_was_replaced_does_not_come_back_in_its_turn() -> None:
+    """It was lost first, and so heard only that it should join again."""
+    run = Run(lease_ttl_s=10.0)
+    run.trained("a", "b")
+    run.now_s = 9.0
+    run.step("b", 1)
+    run.now_s = 10.0
+    run.tell(Tick())
+    assert not run.state.learners["a"].live
+    assert isinstance(run.join("a", incarnation="2"), Welcome)
+    again = run.join("a", incarnation="1")
+    assert isinstance(again, Refusal)
+    assert again.code is RefusalCode.FENCED
+    assert run.state.learners["a"].incarnation == "2"
+    # The newest one may come back as often as it likes.
+    assert isinstance(run.join("a", incarnation="2"), Welcome)
+
+
 def test_a_returned_learner_does_not_get_its_consumed_base_counted_again() -> None:
     run = Run()
     run.trained("a", "b")
