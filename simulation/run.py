@@ -16,6 +16,8 @@ from fragments.runspec import RunSpec
 from fragments.tree import TreeCodec
 from learner.member import layout_of
 from learner.program import Params, Program
+from outer_server.core.events import Event
+from outer_server.core.scheduler import Outcome
 from outer_server.core.state import RunState, new_state
 from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
@@ -47,6 +49,7 @@ def simulate(
     policy: str = "decoupled",
     evaluations: int = EVALUATIONS,
     on_progress: Callable[[float], None] = lambda share: None,
+    on_outcome: Callable[[Event, Outcome], None] = lambda event, outcome: None,
 ) -> RunResult:
     """Train `program` from `params` under `spec` in `world`; equal arguments give equal bits.
 
@@ -58,12 +61,24 @@ def simulate(
         late_against: what late contributions are taken against; "base" is the production rule.
         policy: what the result calls itself.
         on_progress: told the share of the budget trained, at every evaluation.
+        on_outcome: told every event of the scheduler and what came of it (not with
+            `applied_alone`).
 
     Raises:
         SettingsError: when the world cannot be run under these settings.
         StalledError: when the run cannot end, such as K learners of which one never returns.
     """
-    run = _Run(spec, world, program, params, applied_alone, late_against, evaluations, on_progress)
+    run = _Run(
+        spec,
+        world,
+        program,
+        params,
+        applied_alone,
+        late_against,
+        evaluations,
+        on_progress,
+        on_outcome,
+    )
     return run.go(policy)
 
 
@@ -100,6 +115,7 @@ class _Run:
         late_against: Literal["base", "current"],
         evaluations: int,
         on_progress: Callable[[float], None],
+        on_outcome: Callable[[Event, Outcome], None],
     ) -> None:
         spec = _completed(spec, world)
         layout = layout_of(program, params, spec)
@@ -115,7 +131,7 @@ class _Run:
         if applied_alone is None:
             late = AgainstCurrent(spec, layout) if late_against == "current" else None
             self._server = SimulatedServer(
-                self._clock, state, parameters, world.merge_s, self._server_moved, late
+                self._clock, state, parameters, world.merge_s, self._server_moved, late, on_outcome
             )
         else:
             self._server = AsyncServer(

@@ -26,7 +26,7 @@ from outer_server.core.events import (
     StartMerge,
     Tick,
 )
-from outer_server.core.scheduler import handle
+from outer_server.core.scheduler import Outcome, handle
 from outer_server.core.state import ContributionMeta, MergeOrder, RunState
 from outer_server.core.step import FragmentParameters
 from outer_server.holdings import Holdings, Sink
@@ -48,6 +48,7 @@ class SimulatedServer:
         merge_s: what a merge takes; merges follow one another.
         on_event: called after every event has been dealt with.
         late: what late contributions are taken against; their own base, if not given.
+        on_outcome: told every event and what came of it.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class SimulatedServer:
         merge_s: float = 0.0,
         on_event: Callable[[], None] = lambda: None,
         late: AgainstCurrent | None = None,
+        on_outcome: Callable[[Event, Outcome], None] = lambda event, outcome: None,
     ) -> None:
+        self._on_outcome = on_outcome
         self.state = state
         self.parameters = parameters
         self.notes: list[Note] = []
@@ -108,6 +111,7 @@ class SimulatedServer:
 
     def _handle(self, event: Event, payload: Payload | None) -> Reply:
         outcome = handle(self.state, event, self._clock.now_s, self.parameters.layout.digest)
+        self._on_outcome(event, outcome)
         receipt = outcome.reply
         is_new = isinstance(receipt, Receipt) and not receipt.duplicate
         if isinstance(receipt, Receipt) and is_new and payload is not None:

@@ -278,7 +278,10 @@ def _consumed(state: RunState, event: Contributed, now_s: float, *, late: bool) 
         dropped=late and state.spec.late == "drop",
     )
     tally = replace(record.tally, contributions_late=record.tally.contributions_late + late)
-    return replace(record.with_base(key.fragment, base), timing=timing, tally=tally)
+    # A push may outrun the report of its last step: a process that follows must not train it again.
+    cursor = max(record.cursor, event.meta.cursor_to)
+    record = record.with_base(key.fragment, base)
+    return replace(record, timing=timing, tally=tally, cursor=cursor)
 
 
 def _count_refused(
