@@ -4,7 +4,7 @@
 |---|---|
 | 0 | done, or stopped cleanly by SIGINT or SIGTERM with the state kept |
 | 1 | anything else that is not right; a traceback means a bug of this program |
-| 2 | usage, settings or data: change the command or the file that it names |
+| 2 | usage, settings, data or checkpoint: change the command or the file that it names |
 | 3 | the outer server cannot be reached |
 | 4 | the outer server refuses this process, or what it asks for |
 | 5 | the run directory is missing, damaged, in use, or of another version |
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from fragments.errors import (
+    CheckpointError,
     DataError,
     DilocoError,
     ForbiddenError,
@@ -33,6 +34,7 @@ RUN_DIRECTORY = 5
 _CODES: tuple[tuple[type[DilocoError], int], ...] = (
     (SettingsError, USAGE),
     (DataError, USAGE),
+    (CheckpointError, USAGE),
     (LayoutError, USAGE),
     (UnreachableError, UNREACHABLE),
     (RefusedError, REFUSED),

@@ -29,6 +29,10 @@ class RunDirectoryError(DilocoError):
     """A run directory that is missing, damaged, in use, or of another version."""
 
 
+class CheckpointError(DilocoError):
+    """A learner's checkpoint that cannot be written, or is that of another."""
+
+
 class DataError(DilocoError):
     """A text corpus that is missing, malformed or too small."""
 

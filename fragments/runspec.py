@@ -161,9 +161,9 @@ class RunSpec(_Settings):
         default="all", description="whom a round asks: all, or who has reached its slot"
     )
     inner_warmup_steps: int = Field(
-        default=0,
+        default=20,
         ge=0,
-        description="first steps, shortened, of a learner whose inner moments are fresh in mid-run",
+        description="shortened first steps of a learner that begins or returns in mid-run",
     )
     late: Literal["join", "drop"] = Field(
         default="join", description="late contributions join the next round or are dropped"

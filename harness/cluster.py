@@ -55,6 +55,8 @@ class Cluster:
     """How often the server is started again when it dies."""
     start_limit_s: float = START_LIMIT_S
     """Longest wait for a process that makes, compiles or loads the run."""
+    checkpoint_every_s: float | None = None
+    """Between two checkpoints of a learner, in `out/checkpoints`; None for none."""
     _compiles: bool = False
     _environ: dict[str, str] = field(default_factory=child_environment)
     _cached: dict[str, str] = field(default_factory=child_environment)
@@ -126,6 +128,7 @@ class Cluster:
             *("learn", "--address", self.address, "--name", island.name),
             *("--pace-s", repr(island.pace_s), "--exit-with-parent"),
             *self.learn_flags(island.name),
+            *self._checkpoint_flags(island.name),
             *self._data_flags(),
             max_restarts=self.max_restarts,
         )
@@ -175,6 +178,13 @@ class Cluster:
         self.processes.start(
             Command(name, argv, self.log(name), environ, max_restarts, outlives=is_server)
         )
+
+    def _checkpoint_flags(self, name: str) -> tuple[str, ...]:
+        if self.checkpoint_every_s is None:
+            return ()
+        directory = self.out / "checkpoints" / name
+        every_s = repr(self.checkpoint_every_s)
+        return ("--checkpoint-dir", str(directory), "--checkpoint-every-s", every_s)
 
     def _data_flags(self) -> tuple[str, ...]:
         return ("--data", self.data) if self.data is not None else ()

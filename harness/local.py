@@ -53,6 +53,7 @@ class LocalRun:
             cluster = Cluster(
                 plan.out, plan.spec, plan.data, self.stop, processes, plan.max_restarts,
                 at_tick=lambda: self.show(self._status, self.recorder, processes),
+                checkpoint_every_s=plan.checkpoint_every_s,
             )  # fmt: skip
             cluster.make_run()
             cluster.start_compiling()

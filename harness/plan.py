@@ -30,7 +30,8 @@ class LocalPlan:
 
     `out` gets the run directory, logs, summary and plot. The first island begins alone; the others
     are started when it has trained `lead_share` of the budget. `max_restarts` bounds the restarts
-    of each learner. A run that is not finished after `wall_limit_s` is ended with an error.
+    of each learner, which goes on from its newest checkpoint. A run that is not finished after
+    `wall_limit_s` is ended with an error.
     """
 
     out: Path
@@ -42,6 +43,7 @@ class LocalPlan:
     evaluate_every_s: float = 2.0
     wall_limit_s: float = 900.0
     max_restarts: int = 3
+    checkpoint_every_s: float = 10.0
     baselines: bool = True
 
     def log(self, name: str) -> Path:

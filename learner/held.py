@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from jaxtyping import Array, Float32
 
 from fragments.records import Adopted, Version
-from learner.program import Inner, Params
+from learner.program import Inner, Params, Shard
+
+WHOLE = Shard(0, 1)
+"""All of the data: before the server has said which part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Completed:
     """The learner after a completed step: parameters and the bases they grew from.
 
     `step`, `tokens`: trained since this process began, or since the first of those did from whose
-    checkpoints it goes on; `cursor`: next batch.
+    checkpoints it goes on; `cursor`: next batch of `shard`.
     """
 
     step: int
@@ -42,6 +45,7 @@ class Completed:
     cursor: int
     params: Params
     bases: tuple[Base | None, ...]
+    shard: Shard = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from fragments.records import (
 from fragments.runspec import AdoptionSettings, CodecSettings
 from fragments.tree import TreeCodec
 from learner.held import Adoption, Answered, Base, Completed, Prepared
-from learner.program import Params
+from learner.program import Params, Shard
 
 
 class Island:
@@ -77,6 +77,7 @@ class Island:
         self._arrived = threading.Event()
         self._newest: dict[int, Prepared] = {}
         self._answered: dict[int, Answered] = {}
+        self._move: tuple[Shard, int] | None = None
         self._consumed: dict[int, Version] = {}
 
     def warm_up(self) -> None:
@@ -100,17 +101,33 @@ class Island:
                 prepared = Prepared(fragment, base.version, base.value_BxN, base.digest)
                 self._newest[fragment] = prepared
 
-    def begin(self, newest: Sequence[Version], cursor: int) -> None:
+    def begin(self, newest: Sequence[Version], shard: Shard, cursor: int) -> None:
         """Where this process begins, as the server says: the newest versions, and the next batch.
 
         What an earlier process has trained on any other version is given up: the newest one will
-        replace it, however the run adopts.
+        replace it, however the run adopts. So is what it has trained on another shard.
         """
+        before = self.completed
         bases = tuple(
             base if base is not None and base.version == version else None
-            for base, version in zip(self.completed.bases, newest, strict=True)
+            for base, version in zip(before.bases, newest, strict=True)
         )
-        self.completed = replace(self.completed, bases=bases, cursor=cursor)
+        now = replace(before, bases=bases, shard=shard, cursor=cursor)
+        self.completed = now if before.shard == shard else self.from_bases(now)
+
+    def move(self, shard: Shard, cursor: int) -> None:
+        """Go on with other data from the next step on: another learner has this one's by now, and
+        what was trained of it and is not sent is given up. Any thread may say so.
+        """
+        self._move = shard, cursor
+
+    def moved(self, at: Completed) -> Completed | None:
+        """`at` after a move, None where there is none; for the training thread, between steps."""
+        move, self._move = self._move, None
+        if move is None:
+            return None
+        shard, cursor = move
+        return self.from_bases(replace(at, shard=shard, cursor=cursor))
 
     def consumed(self, versions: Sequence[int], epoch: int) -> None:
         """Learn from the server which base of each fragment counts as consumed (-1: none).
@@ -131,6 +148,11 @@ class Island:
             for fragment, base in enumerate(self.completed.bases)
             if base is not None
         )
+
+    def unanswered(self, key: ContributionKey) -> None:
+        """An answer was thrown away: its base is not consumed."""
+        if self._consumed.get(key.fragment) == key.base_version:
+            del self._consumed[key.fragment]
 
     def held_bases(self) -> tuple[HeldBase, ...]:
         """What this learner holds, as a joining process tells it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 
 import structlog
 
@@ -19,6 +18,7 @@ from fragments.records import (
     Phase,
     Published,
     RefusalCode,
+    Report,
     Role,
     RunDescription,
     ServerNote,
@@ -27,10 +27,11 @@ from fragments.records import (
 )
 from fragments.runspec import RunSpec
 from fragments.tree import tensor_specs
+from learner.held import Completed
 from learner.inbox import Inbox
 from learner.island import Island
 from learner.ports import Link
-from learner.program import Program
+from learner.program import Program, Shard
 from learner.session import Session
 
 PATIENCE_S = 600.0
@@ -91,8 +92,15 @@ class Member:
         self._role = role
         self._run_id = description.run_id
         self._generation = description.generation
-        self._incarnation = uuid.uuid4().hex
+        self.incarnation = uuid.uuid4().hex
+        self._said_cursor = 0
+        self._is_placed = False
         self._on_ask = on_ask
+
+    def resume(self, kept: Completed) -> None:
+        """Go on from what an earlier process had completed; before joining."""
+        self.island.resume(kept)
+        self.session.report(Report(kept.step, kept.tokens, kept.cursor))
 
     def join(self, stop: threading.Event) -> Welcome | None:
         """Join and fetch the first weights; None when `stop` was set before they came.
@@ -100,7 +108,6 @@ class Member:
         Raises RefusedError, or UnreachableError when they do not come in time.
         """
         welcome = self.session.start()
-        self.island.completed = replace(self.island.completed, cursor=welcome.cursor)
         self.inbox.start()
         return welcome if self.wait_newest(stop) else None
 
@@ -143,23 +150,27 @@ class Member:
         self.session.stop(reason)
 
     def _hello(self) -> Hello:
+        self._said_cursor = self.island.completed.cursor
         return Hello(
             protocol_version=PROTOCOL_VERSION,
             run_id=self._run_id,
             layout_digest=self.layout.digest,
             name=self._name,
             role=self._role,
-            incarnation=self._incarnation,
-            bases=self.island.held_bases(),
-            cursor=self.island.completed.cursor,
+            incarnation=self.incarnation,
+            # What an earlier process held is told once it is known to be a base still.
+            bases=self.island.held_bases() if self._is_placed else (),
+            cursor=self._said_cursor,
             generation_seen=self._generation,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
         self._generation = max(self._generation, welcome.generation)
         self.island.consumed(welcome.consumed, welcome.epoch)
-        for fragment, version in enumerate(welcome.versions):
-            self._want(Published(fragment, Version(welcome.epoch, version)))
+        newest = [Version(welcome.epoch, number) for number in welcome.versions]
+        self._place(welcome, newest)
+        for fragment, version in enumerate(newest):
+            self._want(Published(fragment, version))
         _log.info(
             "joined",
             token=welcome.lease.token,
@@ -167,6 +178,16 @@ class Member:
             global_step=welcome.global_step,
             cursor=welcome.cursor,
         )
+
+    def _place(self, welcome: Welcome, newest: list[Version]) -> None:
+        """Take the place in the data that the server says."""
+        shard = Shard(welcome.shard_index, welcome.shard_count)
+        if not self._is_placed:
+            self._is_placed = True
+            self.island.begin(newest, shard, welcome.cursor)
+        elif shard != self.island.completed.shard or welcome.cursor > self._said_cursor:
+            _log.warning("moved", shard=shard.index, cursor=welcome.cursor)
+            self.island.move(shard, welcome.cursor)
 
     def _want(self, published: Published) -> None:
         """Pull a version, unless it is held already. One that is *older* than what is held says

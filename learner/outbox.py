@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
 from fragments.errors import DilocoError, RefusedError
-from fragments.records import Ask, Contribution, Decline, Receipt, RefusalCode
+from fragments.records import Ask, Contribution, Decline, DeclineReason, Receipt, RefusalCode
 from learner.backlog import Backlog
 from learner.island import Island
 from learner.ports import Link
+from learner.program import Shard
 from learner.session import Session
 
 PAUSE_S = 1.0
@@ -21,6 +23,14 @@ STOP_S = 0.5
 """Longest wait at the end for a push under way."""
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An answer, and the part of the data that it was trained on."""
+
+    contribution: Contribution
+    shard: Shard
 
 
 class Outbox:
@@ -43,7 +53,7 @@ class Outbox:
         self._session = session
         self._on_receipt = on_receipt
         self._asks: dict[int, Ask] = {}
-        self._unsent: dict[int, Contribution] = {}
+        self._unsent: dict[int, _Made] = {}
         self._changed = threading.Condition()
         self.backlog = Backlog(lambda: island.completed.step)
         self._news = 0
@@ -85,7 +95,7 @@ class Outbox:
             _log.exception("outbox_failed")
             self._session.fail(DilocoError(f"internal error in the outbox: {error}"))
 
-    def _next(self) -> Ask | Contribution | None:
+    def _next(self) -> Ask | _Made | None:
         """An unsent contribution goes before a new answer for its fragment."""
         with self._changed:
             while not self._stopping:
@@ -99,13 +109,18 @@ class Outbox:
                 self._changed.wait()
             return None
 
-    def _deliver(self, work: Ask | Contribution) -> None:
+    def _deliver(self, work: Ask | _Made) -> None:
         news = self._news
-        answer = self._island.answer(work) if isinstance(work, Ask) else work
-        if isinstance(answer, Decline):
-            self._session.decline(answer)
+        made = self._answer(work) if isinstance(work, Ask) else work
+        if isinstance(made, Decline):
+            self._session.decline(made)
             return
-        fragment, lease = answer.key.fragment, self._session.lease
+        answer, welcome = made.contribution, self._session.welcome
+        fragment, lease = answer.key.fragment, welcome.lease
+        if made.shard.index != welcome.shard_index:
+            _log.warning("push_dropped", fragment=fragment, reason="its data is another's by now")
+            self._island.unanswered(answer.key)
+            return
         try:
             receipt = self._link.push(lease, answer)
         except RefusedError as error:
@@ -113,17 +128,25 @@ class Outbox:
             # With a lease that has been lost or renewed meanwhile the contribution is still good.
             is_renewed = error.code is RefusalCode.FENCED and self._session.lease != lease
             if error.code is RefusalCode.LEASE_LOST or is_renewed:
-                self._keep(answer, news)
+                self._keep(made, news)
         except DilocoError as error:
             _log.warning("push_unsent", fragment=fragment, reason=str(error))
-            self._keep(answer, news)
+            self._keep(made, news)
         else:
             self._on_receipt(answer, receipt)
             _log.debug("pushed", fragment=fragment, late=receipt.late)
 
-    def _keep(self, contribution: Contribution, news: int) -> None:
+    def _answer(self, ask: Ask) -> _Made | Decline:
+        # Before the answer is made: it may be dropped for a shard that it is not of, never sent.
+        shard = self._island.completed.shard
+        if shard.index != self._session.welcome.shard_index:
+            return Decline(ask.fragment, ask.version, DeclineReason.NO_STEPS)
+        answer = self._island.answer(ask)
+        return answer if isinstance(answer, Decline) else _Made(answer, shard)
+
+    def _keep(self, made: _Made, news: int) -> None:
         """Keep it for another try: when something happens, or after a pause."""
         self.backlog.idle()
         with self._changed:
-            self._unsent[contribution.key.fragment] = contribution
+            self._unsent[made.contribution.key.fragment] = made
             self._changed.wait_for(lambda: self._stopping or self._news != news, PAUSE_S)

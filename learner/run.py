@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
 
 from fragments.digest import combine
 from fragments.records import (
@@ -15,14 +18,25 @@ from fragments.records import (
     Report,
     Role,
     RunDescription,
-    Welcome,
 )
+from learner.checkpoint import Checkpoints, Writer
+from learner.keeper import Keeper
 from learner.member import POLL_S, Member
 from learner.outbox import Outbox
 from learner.ports import Link
-from learner.program import Program, Shard
+from learner.program import Inner, Program
 from learner.tokens import TokenClock
 from learner.trainer import Trainer
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRule:
+    """Where checkpoints go, and the shortest time between two."""
+
+    directory: Path
+    every_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,8 @@ class Learner:
         pace_s: shortest time from one step's start to the next's; 0 for none.
         on_state: told "joining", "training", "finished" or "stopped".
         on_receipt: told of each contribution that the server has; must not block for long.
+        checkpoints: the newest one of an earlier process is gone on from, and more are written;
+            None for none.
     """
 
     def __init__(
@@ -58,6 +74,7 @@ class Learner:
         pace_s: float = 0.0,
         on_state: Callable[[str], None] = lambda state: None,
         on_receipt: Callable[[Contribution, Receipt], None] = lambda _what, _receipt: None,
+        checkpoints: CheckpointRule | None = None,
     ) -> None:
         self._program = program
         self._pace_s = pace_s
@@ -75,38 +92,75 @@ class Learner:
         self._outbox = Outbox(self._island, link, self._session, on_receipt)
         self._tokens = TokenClock()
         self._heard = self._session.progress
+        self._inner: Inner | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._keeper: Keeper | None = None
+        if checkpoints is not None:
+            self._checkpoints = Checkpoints(
+                checkpoints.directory, description.run_id, self._member.layout, name
+            )
+            self._keeper = Keeper(self._checkpoints, checkpoints.every_s, self._writer)
 
     def run(self, stop: threading.Event) -> Outcome:
         """Train until the run is finished or `stop` is set.
 
         Raises RefusedError when the server will not have this learner (wrong
         run, model or release; fenced off by a newer process of the same name),
-        UnreachableError when it cannot be reached at the start.
+        UnreachableError when it cannot be reached at the start, CheckpointError
+        where its directory has checkpoints of another run or learner.
         """
         self._on_state("joining")
+        self._resume()
         self._island.warm_up()
         try:
-            welcome = self._member.join(stop)
-            if welcome is None:
+            if self._member.join(stop) is None:
                 return self._outcome(0.0, finished=False)
-            return self._train(welcome, stop)
+            return self._train(stop)
         finally:
             self._outbox.stop()
             self._member.close("stopped" if stop.is_set() else "ended")
+            if self._keeper is not None:
+                self._keeper.stop()
 
-    def _train(self, welcome: Welcome, stop: threading.Event) -> Outcome:
-        self._outbox.start()
-        trainer = Trainer(
+    def _resume(self) -> None:
+        """Take over what an earlier process has left, if anything."""
+        if self._checkpoints is None:
+            return
+        params = self._island.completed.params
+        kept = self._checkpoints.newest(params, self._program.init_inner)
+        if kept is not None:
+            at = kept.completed
+            _log.info("resumed", step=at.step, tokens=at.tokens, cursor=at.cursor)
+            self._member.resume(at)
+            self._inner = kept.inner
+
+    def _writer(self) -> Writer:
+        return Writer(self._session.lease.token, self._member.incarnation)
+
+    def _make_trainer(self) -> Trainer:
+        inner, self._inner = self._inner, None  # It is a model's size or two: nobody else keeps it.
+        keeper = self._keeper
+        return Trainer(
             self._program,
             self._island,
-            Shard(welcome.shard_index, welcome.shard_count),
             self._share_trained,
             self._report,
             self._session.adopted,
             self._pace_s,
             self._most_steps_on_base,
+            inner=inner,
+            warmup_steps=self._member.spec.inner_warmup_steps,
+            on_completed=keeper.completed if keeper is not None else None,
         )
+
+    def _train(self, stop: threading.Event) -> Outcome:
+        self._outbox.start()
+        trainer = self._make_trainer()
         trainer.warm_up()
+        if self._keeper is not None:
+            self._keeper.start()
+        for adopted in self._island.adopted():
+            self._session.adopted(adopted)
         self._on_state("training")
         finished = False
         # A server that is restarted in the closing lap may go back to before it: then train on.
@@ -115,6 +169,8 @@ class Learner:
             finished = self._member.wait_over(stop)
         if finished:
             trainer.adopt_now()
+        elif self._keeper is not None:
+            self._keeper.keep(trainer.checkpoint())
         self._on_state("finished" if finished else "stopped")
         return self._outcome(trainer.pace.wait_share, finished=finished)
 

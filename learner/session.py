@@ -75,7 +75,7 @@ class Session:
         self._line: ControlLine | None = None
         self._report = Report(step=0, tokens=0, cursor=0)
         self._adopted: dict[int, Adopted] = {}
-        self._lease: Lease | None = None
+        self._welcome: Welcome | None = None
         self._goodbye: Goodbye | None = None
         self._heard = False
         self._heartbeat_s = 1.0
@@ -94,11 +94,16 @@ class Session:
         return welcome
 
     @property
+    def welcome(self) -> Welcome:
+        """The newest grant. Raises RuntimeError before `start`."""
+        if self._welcome is None:
+            raise RuntimeError("the session has not joined yet")
+        return self._welcome
+
+    @property
     def lease(self) -> Lease:
         """The lease now held. Raises RuntimeError before `start`."""
-        if self._lease is None:
-            raise RuntimeError("the session has not joined yet")
-        return self._lease
+        return self.welcome.lease
 
     @property
     def progress(self) -> Progress:
@@ -162,7 +167,7 @@ class Session:
 
     def _join(self) -> Welcome:
         welcome = self._link.join(self._hello())
-        self._lease = welcome.lease
+        self._welcome = welcome
         self._heartbeat_s = welcome.heartbeat_s
         self._on_welcome(welcome)
         self._note(

@@ -20,9 +20,10 @@ import structlog
 
 from fragments.errors import NonFiniteError
 from fragments.records import Adopted, Report
-from learner.held import Completed
+from learner.held import Checkpoint, Completed
 from learner.island import Island
-from learner.program import Program, Shard
+from learner.program import Inner, Program
+from learner.warmup import InnerWarmup
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +43,7 @@ class _InFlight:
     """A dispatched step: its counters, its (future) values, and its loss."""
 
     completed: Completed
+    inner: Inner
     loss: Any
 
 
@@ -65,36 +67,43 @@ class Trainer:
     Args:
         program: what is trained.
         island: holds fragments and bases; every fragment is prepared already.
-        shard: this learner's part of the data.
         progress: own tokens -> share of the budget trained by all, in [0, 1].
         on_report: called after every completed step; must not block.
         on_adopted: called for every adopted version; must not block.
         pace_s: shortest time from one step's start to the next's; 0 for none.
         most_steps_on_base: the trainer pauses rather than make more steps on one
             base; None for never (the default: nobody waits).
+        inner: the inner state to go on with; None for a fresh one.
+        warmup_steps: how many first steps are shortened in mid-run; see `InnerWarmup`.
+        on_completed: called after every completed step, with the inner state after it; must not
+            block.
     """
 
     def __init__(
         self,
         program: Program,
         island: Island,
-        shard: Shard,
         progress: Callable[[int], float],
         on_report: Callable[[Report], None],
         on_adopted: Callable[[Adopted], None],
         pace_s: float = 0.0,
         most_steps_on_base: Callable[[], int | None] = lambda: None,
+        inner: Inner | None = None,
+        warmup_steps: int = 0,
+        on_completed: Callable[[Completed, Inner], None] | None = None,
     ) -> None:
         self._program = program
         self._island = island
-        self._shard = shard
         self._progress = progress
         self._on_report = on_report
         self._on_adopted = on_adopted
         self._pace_s = pace_s
         self._most_steps_on_base = most_steps_on_base
         self.pace = Pace()
-        self._inner: Any = None
+        self._inner: Inner | None = inner
+        self._warmup = InnerWarmup(warmup_steps)
+        self._has_begun = False
+        self._on_completed = on_completed
         self._restarts = 0
         self._is_sick = False
 
@@ -102,8 +111,17 @@ class Trainer:
         """Compile the inner step, so that the first counted step costs what the others do."""
         now = self._island.completed
         inner = self._program.init_inner(now.params)
-        batch = self._program.batch(self._shard, now.cursor)
+        batch = self._program.batch(now.shard, now.cursor)
         self._program.step(now.params, inner, batch, jnp.float32(0)).loss.block_until_ready()
+        self._warmup.warm_up(now.params)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """What this learner could go on from; for the training thread, while it does not `run`.
+        None before the first step, and after one whose loss is not finite.
+        """
+        if self._inner is None or self._is_sick or self._island.completed.step == 0:
+            return None
+        return Checkpoint(self._island.completed, self._inner)
 
     def run(self, stop: threading.Event) -> None:
         """Step until `stop` is set; the step under way is completed and counted. May be called
@@ -112,9 +130,10 @@ class Trainer:
         Raises NonFiniteError when the loss is not finite MAX_RESTARTS times in a row.
         """
         self.adopt_now()
-        if self._inner is None:
-            self._inner = self._program.init_inner(self._island.completed.params)
         at = self._island.completed
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin(at, self._inner)
         in_flight: _InFlight | None = None
         before_s = self.pace.total_s
         began_s = last_s = time.monotonic()
@@ -134,6 +153,9 @@ class Trainer:
                 stop.wait(self._pace_s - (time.monotonic() - step_began_s))
             if self._is_sick:
                 in_flight, at = None, self._start_over()
+            elif (moved := self._island.moved(at)) is not None:
+                # A step under way is made, and counts; its progress is given up with the rest.
+                in_flight, at, self._island.completed = None, moved, moved
         if in_flight is not None:
             self._complete(in_flight, last_s)
         self._publish_adopted(at)
@@ -161,10 +183,16 @@ class Trainer:
             )
         # The bad batch itself is passed over: its step is not counted, its place in the data is.
         at = self._island.from_bases(replace(done, cursor=done.cursor + 1))
-        self._inner = self._program.init_inner(at.params)
+        self._begin(at, None)
         self._island.completed = at
         self._is_sick = False
         return at
+
+    def _begin(self, at: Completed, inner: Inner | None) -> None:
+        """With that inner state, or a fresh one; with care, unless the run begins as well."""
+        self._inner = self._program.init_inner(at.params) if inner is None else inner
+        if self._progress(at.tokens) > 0:
+            self._warmup.begin()
 
     def _is_bound(self, at: Completed) -> bool:
         most = self._most_steps_on_base()
@@ -215,13 +243,14 @@ class Trainer:
         return now.completed, now, last_s
 
     def _dispatch(self, at: Completed) -> _InFlight:
-        batch = self._program.batch(self._shard, at.cursor)
+        batch = self._program.batch(at.shard, at.cursor)
         progress = jnp.float32(min(1.0, max(0.0, self._progress(at.tokens))))
         result = self._program.step(at.params, self._inner, batch, progress)
         self._inner = result.inner
+        params = self._warmup.apply(at.params, result.params)
         tokens = at.tokens + self._program.tokens_per_step
-        after = Completed(at.step + 1, tokens, at.cursor + 1, result.params, at.bases)
-        return _InFlight(after, result.loss)
+        after = Completed(at.step + 1, tokens, at.cursor + 1, params, at.bases, at.shard)
+        return _InFlight(after, result.inner, result.loss)
 
     def _complete(self, step: _InFlight, last_s: float) -> float:
         """Wait for the device to finish `step`, publish it and report it."""
@@ -240,5 +269,7 @@ class Trainer:
         self._island.completed = done
         report = Report(done.step, done.tokens, done.cursor, pace.wait_share, pace.step_s, loss)
         self._on_report(report)
+        if self._on_completed is not None:
+            self._on_completed(done, step.inner)
         pace.sync_s += time.monotonic() - now_s
         return now_s

@@ -1,8 +1,8 @@
-"""The first steps with fresh inner moments, shortened.
+"""The first steps of a learner that begins or returns in mid-run, shortened.
 
-An inner optimizer that knows nothing yet of its gradients' size steps too far or too little. At the
+Its inner moments know nothing yet, or are those of other weights, and its steps go astray. At the
 birth of a run the learning rate's own warm-up takes care of that; in mid-run that rate follows what
-all have trained, and is at its full height.
+all have trained, and is at its full height. (`docs/study.md`, "Learners that die and return")
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ class InnerWarmup:
         self._steps = steps
         self._made = steps
 
+    def warm_up(self, params: Params) -> None:
+        """Compile what `apply` runs, before training begins."""
+        if self._steps > 0:
+            for leaf in jax.tree.leaves(_towards(params, params, jnp.float32(1))):
+                leaf.block_until_ready()
+
     def begin(self) -> None:
-        """The inner moments are fresh from here on."""
+        """The inner moments do not suit the weights from here on."""
         self._made = 0
 
     def apply(self, before: Params, after: Params) -> Params:

@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 
 from fragments.errors import (
     BusyError,
+    CheckpointError,
     DataError,
     DilocoError,
     ForbiddenError,
@@ -80,6 +81,7 @@ ERRORS: Mapping[type[DilocoError], Entry] = {
     StreamReplacedError: Entry(grpc.StatusCode.ABORTED),
     # Sentences with paths of the server's machine in them.
     RunDirectoryError: Entry(grpc.StatusCode.INTERNAL, public=False),
+    CheckpointError: Entry(grpc.StatusCode.INTERNAL, public=False),
     DataError: Entry(grpc.StatusCode.INTERNAL, public=False),
     DilocoError: Entry(grpc.StatusCode.INTERNAL, public=False),
 }

@@ -153,6 +153,7 @@ class Process:
         self._heard: object = None
         self._shard: Shard | None = None
         self._inner: Inner | None = None
+        self._has_begun = False
         self._stepping = False
         self._begin_is_set = False
         self._cut_off: set[int] = set()
@@ -208,10 +209,11 @@ class Process:
     def _welcomed(self, welcome: Welcome) -> None:
         if self._shard is None:
             newest = [Version(welcome.epoch, number) for number in welcome.versions]
-            self.island.begin(newest, welcome.cursor)
+            shard = Shard(welcome.shard_index, welcome.shard_count)
+            self.island.begin(newest, shard, welcome.cursor)
             for adopted in self.island.adopted():
                 self.connection.adopted(adopted)
-        self._shard = Shard(welcome.shard_index, welcome.shard_count)
+        self._shard = self.island.completed.shard
 
     def _begin(self) -> None:
         """A step's boundary: adopt what is prepared, then step unless there is a reason not to."""
@@ -231,13 +233,15 @@ class Process:
         program, progress = self._setting.program, self._progress(at.tokens)
         if self._inner is None:
             self._inner = program.init_inner(at.params)
+        if not self._has_begun:
+            self._has_begun = True
             if progress > 0:
                 self._warmup.begin()
         batch = program.batch(self._shard, at.cursor)
         result = program.step(at.params, self._inner, batch, jnp.float32(progress))
         params = self._warmup.apply(at.params, result.params)
         tokens = at.tokens + program.tokens_per_step
-        done = Completed(at.step + 1, tokens, at.cursor + 1, params, at.bases)
+        done = Completed(at.step + 1, tokens, at.cursor + 1, params, at.bases, at.shard)
         self._stepping = True
         step_s = self._times.next_s()
         self._setting.clock.after(

@@ -24,6 +24,14 @@ class LearnSettings(MemberSettings):
         ge=0,
         description="least seconds from one step to the next; 0 for as fast as it can",
     )
+    checkpoint_dir: Path | None = Field(
+        default=None,
+        description="directory of this learner's checkpoints, from the newest of which a process"
+        " goes on; without it, inner moments are fresh at each start",
+    )
+    checkpoint_every_s: float = Field(
+        default=60.0, gt=0, description="least seconds from one checkpoint to the next"
+    )
     cap_up_mbit: CapMbit = Field(
         default=None,
         description="most Mbit/s of pseudo-gradients that this learner pushes up to the server",
@@ -42,6 +50,7 @@ def run(settings: LearnSettings) -> None:
         UnreachableError: when the server cannot be reached at the start.
         RefusedError: when it will not have this learner.
         SettingsError, DataError: when the run's program cannot be built here.
+        CheckpointError: when the checkpoints there are those of another run or learner.
     """
     training = threading.Event()
     unbegun = Unbegun(training, f"{settings.name}: stopped before it had joined")
@@ -58,13 +67,14 @@ def run(settings: LearnSettings) -> None:
         ):
             if member is None:
                 return
-            from learner.run import Learner
+            from learner.run import CheckpointRule, Learner
 
             def on_state(state: str) -> None:
                 if state == "training":
                     training.set()
                 member.show_state(state)
 
+            directory = settings.checkpoint_dir
             learner = Learner(
                 settings.name,
                 member.program,
@@ -73,6 +83,7 @@ def run(settings: LearnSettings) -> None:
                 settings.pace_s,
                 on_state,
                 on_receipt,
+                CheckpointRule(directory, settings.checkpoint_every_s) if directory else None,
             )
             outcome = learner.run(stop)
     if not training.is_set():
@@ -93,6 +104,8 @@ VERB = Verb(
         "the server asks for what was learned, and adopt new versions between two steps. Ends by\n"
         "itself when the run is finished. All settings of the run come from the server.\n\n"
         "A server that goes away later stops nobody: the learner trains on and comes back to it.\n"
+        "A learner that died goes on where it was when it is started again with the same\n"
+        "--checkpoint-dir: with its inner moments, and with what the server has not taken yet.\n"
         "\n"
         "A cap holds what travels of weights and pseudo-gradients, over any 10 s, to so many\n"
         "Mbit/s (10^6 bits); heartbeats do not count. Training does not wait for it: `diloco\n"
@@ -102,8 +115,9 @@ VERB = Verb(
         "examples:\n"
         "  diloco learn --address 127.0.0.1:7700 --name eu-west\n"
         "  diloco learn --address 127.0.0.1:7700 --name eu-west --data 'texts/*.txt'\n"
+        "  diloco learn --address outer:7700 --name eu-west --checkpoint-dir /var/lib/diloco\n"
         "  diloco learn --address outer:7700 --name eu-west --cap-up-mbit 10 --cap-down-mbit 20\n\n"
-        "exit codes: 2 settings or data, 3 nobody answers at the address, 4 refused"
+        "exit codes: 2 settings, data or checkpoints, 3 nobody answers at the address, 4 refused"
     ),
     settings=LearnSettings,
     run=run,

@@ -69,6 +69,12 @@ class RunSettings(VerbSettings, RunSpec):
         default=900.0, gt=0, description="end a run that is not finished by then"
     )
     max_restarts: int = Field(default=3, ge=0, description="restarts of a learner that has died")
+    checkpoint_every_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="least seconds from one checkpoint of a learner to the next; they are in"
+        " OUT/checkpoints",
+    )
     baselines: bool = Field(
         default=True,
         description="compute a bigram model and one learner alone afterwards, to compare with",
@@ -132,6 +138,7 @@ def make_plan(settings: RunSettings) -> LocalPlan:
         evaluate_every_s=settings.evaluate_every_s,
         wall_limit_s=settings.wall_limit_s,
         max_restarts=settings.max_restarts,
+        checkpoint_every_s=settings.checkpoint_every_s,
         baselines=settings.baselines,
     )
 

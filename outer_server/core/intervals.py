@@ -32,6 +32,9 @@ Span = tuple[int, int]
 Place = tuple[int, int]
 """(shard, fragment)."""
 
+_REFUSING = frozenset({"contribution_refused", "evicted"})
+"""Notes that say why contributions are thrown away with them."""
+
 
 class Reason(StrEnum):
     """Why batches did not come into a fragment.
@@ -257,6 +260,8 @@ class _Book:
             self.miscounts.append(Miscount(meta.key, meta.steps, batches))
 
     def _merge(self, event: Merged) -> None:
+        if event.epoch is not None and event.epoch < self.epoch:
+            return  # It was under way when the run went back, and is of no use.
         for meta in event.order.contributions:
             if meta.key not in self.waiting:
                 self._wait(meta, self.newest.get(meta.key.learner))
@@ -268,7 +273,8 @@ class _Book:
 
     def _discard(self, effects: Sequence[Effect]) -> None:
         """Of what was merged nothing waits any more; the rest is thrown away for a reason."""
-        refusals = [e.reason for e in effects if isinstance(e, Note) and "refused" in e.what]
+        notes = [effect for effect in effects if isinstance(effect, Note)]
+        refusals = [note.reason for note in notes if note.what in _REFUSING]
         for effect in effects:
             if isinstance(effect, Discard):
                 for key in effect.keys:

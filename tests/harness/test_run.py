@@ -48,7 +48,8 @@ def test_the_first_island_may_begin_alone(tmp_path: Path) -> None:
 def test_a_run_survives_a_kill_and_ends_by_itself_with_equal_weights(tmp_path: Path) -> None:
     out = tmp_path / "out"
     # About eight seconds of training: long enough for the killed one to come back in it.
-    done = _run("--out", str(out), "--budget-tokens", "14000", "--kill", "us-east@60")
+    words = ("--budget-tokens", "14000", "--kill", "us-east@60", "--checkpoint-every-s", "0.2")
+    done = _run("--out", str(out), *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
@@ -80,6 +81,9 @@ def test_a_run_survives_a_kill_and_ends_by_itself_with_equal_weights(tmp_path: P
         assert ("us-east", event) in happened
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "us-east rejoined after its kill -9" in done.stdout
+    # It went on from its checkpoint: its steps and moments, not from nothing.
+    assert '"event": "resumed"' in (out / "logs" / "us-east.log").read_text()
+    assert list((out / "checkpoints" / "us-east").glob("*/state.safetensors"))
     assert "one learner alone" in done.stdout
 
 

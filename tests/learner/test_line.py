@@ -242,9 +242,7 @@ def _train(program: TinyProgram, steps: int) -> tuple[Island, list[Report]]:
         if report.step >= steps:
             stop.set()
 
-    trainer = Trainer(
-        program, island, Shard(0, 1), lambda _: 0.0, on_report, lambda _: None, pace_s=0.0
-    )
+    trainer = Trainer(program, island, lambda _: 0.0, on_report, lambda _: None, pace_s=0.0)
     trainer.run(stop)
     return island, reports
 

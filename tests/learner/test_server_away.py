@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from fragments.records import (
     Welcome,
 )
 from learner.ports import ControlLine
+from learner.program import Shard
 from learner.run import Learner
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
@@ -141,6 +143,44 @@ def test_an_orderly_restart_is_survived_without_joining_again(site: Site) -> Non
     assert {outcome.weights_digest for outcome in outcomes} == {after.weights_digest}
     assert [learner.joins for learner in after.learners] == [1, 1]
     # Steps made while the server was away are counted when it is back.
+    assert after.tokens_trained == sum(outcome.tokens for outcome in outcomes)
+
+
+class Counted(TinyProgram):
+    """Counts the batches that it gave out: steps, as seen from outside."""
+
+    steps = 0
+
+    def batch(self, shard: Shard, cursor: int) -> Any:
+        self.steps += 1
+        return super().batch(shard, cursor)
+
+
+def test_nobody_stops_while_the_server_is_away_for_longer_than_a_lease(tmp_path: Path) -> None:
+    spec = tiny_spec(budget_tokens=16 * 1200, min_learners=2, lease_ttl_s=0.5)
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    site = Site(tmp_path / "run")
+    server = site.start()
+    programs = [Counted(), Counted()]
+    with ThreadPoolExecutor(2) as pool:
+        links = [AwayLink(site), AwayLink(site)]
+        learners = [
+            Learner(name, program, link, link.describe(), pace_s=0.004)
+            for name, program, link in zip("ab", programs, links, strict=True)
+        ]
+        ends = [pool.submit(learner.run, threading.Event()) for learner in learners]
+        _until(lambda: server.status().rounds_merged >= 10)
+        site.stop()
+        before = [program.steps for program in programs]
+        # At this pace that many steps take more than two leases.
+        _until(lambda: all(p.steps >= b + 250 for p, b in zip(programs, before, strict=True)))
+        server = site.start()
+        outcomes = [end.result(WAIT_S) for end in ends]
+    after = server.status()
+    site.stop()
+    assert all(outcome.finished for outcome in outcomes)
+    assert {outcome.weights_digest for outcome in outcomes} == {after.weights_digest}
+    # What was trained meanwhile is counted, once.
     assert after.tokens_trained == sum(outcome.tokens for outcome in outcomes)
 
 
