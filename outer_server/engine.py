@@ -13,10 +13,10 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -47,6 +47,7 @@ from outer_server.core.step import FragmentParameters
 from outer_server.holdings import Sink
 from outer_server.publications import Publications
 from outer_server.recovery import Recovered
+from outer_server.saver import Mark, Saver, SnapshotRule
 from outer_server.store.snapshot import Saved, Snapshot
 from outer_server.store.tape import Entry, Stored
 from outer_server.store.unwritten import Unwritten
@@ -87,14 +88,6 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotRule:
-    """A snapshot is written after this many merged rounds, or after this long if any was."""
-
-    every_rounds: int = 100
-    every_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
 class _Detached:
     """A control stream ended; the scheduler need not know."""
 
@@ -128,6 +121,15 @@ class _Handled:
     ends_run: bool
 
 
+class _Made(NamedTuple):
+    """An outcome. `is_told`: the scheduler was told of the event; so must the tape be then, and
+    only then.
+    """
+
+    outcome: Outcome
+    is_told: bool
+
+
 class Engine:
     """Runs the scheduler. Thread-safe but for `start` and `stop`.
 
@@ -150,19 +152,12 @@ class Engine:
         self._holdings = run.holdings
         self._journal = run.journal
         self._save = save
-        self._snapshots = snapshots
-        self._saved, self._saved_at_s = (run.state.epoch, run.saved_rounds), 0.0
-        self._save_failed = False
-        self._wanted: list[Future[Reply]] = []
+        self._saver = Saver(save, snapshots, run.newest)
         self._clock = clock
         self._began_s = clock()
         self._layout_digest = run.parameters.layout.digest
         self._queue: queue.Queue[_Item | None] = queue.Queue(QUEUE_LENGTH)
         self._merger = ThreadPoolExecutor(1, "merge")
-        self._saver = ThreadPoolExecutor(1, "snapshot")
-        self._saving: Future[None] | None = None
-        self._unwritten = Unwritten(())
-        self._covered: int | None = None
         self._synced_at_s = 0.0
         self._stalled_at_s = 0.0
         self._kept: list[_Item] = []
@@ -198,7 +193,7 @@ class Engine:
         """
         if self.failed.is_set():
             self._merger.shutdown(wait=True)
-            self._saver.shutdown(wait=True)
+            self._saver.close()
             self._journal.close()
             return
         with contextlib.suppress(StorageError):
@@ -206,8 +201,8 @@ class Engine:
         self._merger.shutdown(wait=True)
         self._queue.put(None, timeout=CALL_TIMEOUT_S)
         self._thread.join()
-        self._saver.shutdown(wait=True)
-        _refuse(self._wanted, BusyError("the server is stopping: it writes a snapshot by itself"))
+        self._saver.close()
+        self._saver.refuse(BusyError("the server is stopping: it writes a snapshot by itself"))
         self._holdings.send(None, Goodbye(None, reason))
         try:
             self._save(self._snapshot(self._state, self._journal.position))
@@ -240,11 +235,7 @@ class Engine:
     def between_snapshots(self, work: Callable[[], _Result]) -> _Result:
         """Have something done when no snapshot is written. Raises BusyError, and what it raises."""
         self.check()
-        try:
-            done = self._saver.submit(work)
-        except RuntimeError:
-            raise BusyError("the server is stopping: try again when it is back") from None
-        return done.result()
+        return self._saver.between(work)
 
     def tell(self, event: Event) -> None:
         """Hand in an event that has no reply. Raises BusyError."""
@@ -277,7 +268,7 @@ class Engine:
 
     def _refuse_waiting(self) -> None:
         """Tell those who wait for a reply that none will come."""
-        _refuse(self._wanted, BusyError(FAILED))
+        self._saver.refuse(BusyError(FAILED))
         waiting: list[_Item | None] = [*self._current, *self._kept]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -352,35 +343,36 @@ class Engine:
         position, unix_s = self._journal.position, time.time()
         must_last = now_s - self._synced_at_s >= SYNC_EVERY_S
         for item in items:
-            before, outcome = state, self._outcome(state, item, now_s)
-            state = outcome.state
-            event = item.event
-            if not isinstance(event, _Detached | _Wanted) and _is_news(event, before, outcome):
+            before, (outcome, is_told) = state, self._outcome(state, item, now_s)
+            state, event = outcome.state, item.event
+            if isinstance(event, _Detached | _Wanted):
+                pass
+            elif is_told and _is_news(event, before, outcome):
                 stored = item.stored if _is_accepted(outcome.reply) else None
                 entries.append(Entry(now_s, unix_s, event, stored))
             must_last = must_last or _must_last(before, outcome)
             ends_run = state.phase is Phase.FINISHED and before.phase is not Phase.FINISHED
             at = None if position is None else position + len(entries)
             handled.append(_Handled(item, outcome, at, ends_run))
-        covered, self._covered = self._covered, None
+        covered = self._saver.take_covered()
         if entries or covered is not None:
             self._journal.write(entries, durable=must_last, trim=covered)
             self._synced_at_s = now_s if must_last else self._synced_at_s
         return handled
 
-    def _outcome(self, state: RunState, item: _Item, now_s: float) -> Outcome:
+    def _outcome(self, state: RunState, item: _Item, now_s: float) -> _Made:
         event = item.event
         if isinstance(event, _Detached | _Wanted):
-            return Outcome(state, (), None, now_s)
+            return _Made(Outcome(state, (), None, now_s), False)
         if isinstance(event, Attached):
             refusal = membership.check_lease(state, event.learner, event.token)
             if refusal is not None:
-                return Outcome(state, (), refusal, now_s)
+                return _Made(Outcome(state, (), refusal, now_s), False)
         outcome = handle(state, event, now_s, self._layout_digest)
         if isinstance(event, Contributed) and item.payload is None and _is_accepted(outcome.reply):
             # Refused before its bytes were stored, and acceptable now: it must come again.
-            return Outcome(state, (), None, now_s)
-        return outcome
+            return _Made(Outcome(state, (), None, now_s), False)
+        return _Made(outcome, True)
 
     def _spread(self, handled: _Handled) -> None:
         """Let those hear of it who are to."""
@@ -398,7 +390,7 @@ class Engine:
         for effect in self._make_final(handled) if handled.ends_run else outcome.effects:
             self._perform(effect)
         if isinstance(event, _Wanted) and item.reply is not None:
-            self._wanted.append(item.reply)
+            self._saver.want(item.reply)
         elif item.reply is not None:
             item.reply.set_result(outcome.reply)
 
@@ -435,9 +427,7 @@ class Engine:
                 spoken.append(effect)
             else:
                 self._perform(effect)
-        # By the one thread that writes, so that it does not meet a snapshot under way.
-        final = self._snapshot(handled.outcome.state, handled.position)
-        self._saver.submit(self._save_logged, final).result()
+        self._saver.finish(self._snapshot(handled.outcome.state, handled.position))
         return spoken
 
     def _perform(self, effect: Effect) -> None:
@@ -454,7 +444,7 @@ class Engine:
         self, order: MergeOrder, payloads: dict[ContributionKey, Payload], epoch: int
     ) -> None:
         """On the merge thread: do the work and hand its result in."""
-        self._unwritten.wait_written(order.fragment, WAIT_S)
+        self._saver.wait_written(order.fragment, WAIT_S)
         try:
             event = self._holdings.merge(order, payloads, epoch)
         except Exception:  # noqa: BLE001  a bug must not end the run, and must be seen
@@ -467,46 +457,13 @@ class Engine:
             published.result(WAIT_S)
 
     def _save_if_due(self) -> None:
-        (epoch, rounds), now_s = self._saved, self.now_s()
-        is_old = now_s - self._saved_at_s >= self._snapshots.every_s
-        few = 1 if is_old else self._snapshots.every_rounds
-        # Soon after a rollback nobody shall need the older ones any more.
-        is_due = self._state.rounds_merged - rounds >= few or self._state.epoch != epoch
-        # A full disk is not tried again at every turn.
-        is_due = is_due and (is_old or not self._save_failed)
-        if not is_due and not self._wanted:
-            return
-        if self._saving is not None and not self._saving.done():
-            return
-        self._saved_at_s = now_s
-        wanted, self._wanted = self._wanted, []
-        snapshot = self._snapshot(self._state, self._journal.position)
-        self._unwritten = snapshot.fragments
-        self._saving = self._saver.submit(self._save_logged, snapshot, wanted)
-
-    def _save_logged(self, snapshot: Snapshot, wanted: Sequence[Future[Reply]] = ()) -> None:
-        try:
-            saved = self._save(snapshot)
-            self._save_failed = False
-        except Exception as error:  # noqa: BLE001  left in a future it would be lost
-            self._save_failed = True
-            _log.error("snapshot_failed", reason=str(error))
-            _refuse(wanted, StorageError("no snapshot could be written: see the server's log"))
-            return
-        self._saved = snapshot.state.epoch, snapshot.state.rounds_merged
-        if saved.covered is not None:
-            self._covered = saved.covered
-        for reply in wanted:
-            reply.set_result(Answered(f"snapshot {saved.name} is written", snapshot=saved.name))
+        position, now_s = self._journal.position, self.now_s()
+        if self._saver.is_due(Mark.of(self._state, position), now_s):
+            self._saver.begin(self._snapshot(self._state, position), now_s)
 
     def _snapshot(self, state: RunState, position: int | None) -> Snapshot:
         fragments = Unwritten(self._holdings.published)
         return Snapshot(state, fragments, dict(self._holdings.payloads), position)
-
-
-def _refuse(waiting: Sequence[Future[Reply]], error: BusyError) -> None:
-    for reply in waiting:
-        reply.set_exception(error)
 
 
 def _is_news(event: Event, before: RunState, outcome: Outcome) -> bool:

@@ -14,6 +14,7 @@ from outer_server.core.state import RunState
 from outer_server.holdings import Holdings
 from outer_server.parameters import Parameters
 from outer_server.replay import Replay
+from outer_server.saver import Mark
 from outer_server.store.journal import DurableJournal, Journal, NoJournal
 from outer_server.store.rundir import RunDirectory, ServerRecord
 from outer_server.store.snapshot import Restored, Snapshot, numbered
@@ -32,14 +33,14 @@ class Recovered:
     """A run as its server goes on with it.
 
     `lost`: why an epoch began in which nothing of the one before counts, "" where none did.
-    `saved_rounds`: those that the newest snapshot has.
+    `newest`: how far the newest snapshot reaches.
     """
 
     state: RunState
     parameters: Parameters
     holdings: Holdings
     journal: Journal
-    saved_rounds: int
+    newest: Mark
     lost: str
 
 
@@ -96,8 +97,9 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
     took_s = round(time.monotonic() - began_s, 2)
     _log.info("recovered", snapshot=restored.name, merges=replay.merges, seconds=took_s)
     # A rollback on the tape may have gone back before it.
-    saved = min(restored.state.rounds_merged, state.rounds_merged)
-    return Recovered(state, parameters, replay.holdings, journal, saved, lost)
+    rounds = min(restored.state.rounds_merged, state.rounds_merged)
+    newest = Mark(state.epoch, rounds, restored.position or 0)
+    return Recovered(state, parameters, replay.holdings, journal, newest, lost)
 
 
 def _check_place(directory: RunDirectory, record: ServerRecord, *, take_over: bool) -> None:

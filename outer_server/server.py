@@ -46,9 +46,10 @@ from outer_server.core.events import (
     Reported,
 )
 from outer_server.core.state import ContributionMeta, RunState
-from outer_server.engine import Engine, SnapshotRule
+from outer_server.engine import Engine
 from outer_server.holdings import Sink
 from outer_server.recovery import recover, stopped
+from outer_server.saver import SnapshotRule
 from outer_server.store.rundir import RunDirectory
 from outer_server.store.snapshot import KEPT
 

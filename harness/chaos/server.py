@@ -26,7 +26,7 @@ if __name__ == "__main__":
     # Before anything below imports jax.
     use_server_arithmetic(os.environ)
 
-from outer_server.engine import SnapshotRule
+from outer_server.saver import SnapshotRule
 from outer_server.server import OuterServer
 from services.outer.server import OuterServices
 from services.settings import ServerSettings

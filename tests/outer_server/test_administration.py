@@ -10,8 +10,8 @@ import pytest
 
 from fragments.errors import RefusedError, SettingsError, StorageError
 from fragments.records import Hello, LearnerState, Phase, RefusalCode, Report, Role, RunStatus
-from outer_server.engine import SnapshotRule
 from outer_server.history import events, replay
+from outer_server.saver import SnapshotRule
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
 from outer_server.store.snapshot import KEPT, numbered

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fragments.disk import RealDisk
-from fragments.errors import RunDirectoryError, StorageError
+from fragments.errors import RefusedError, RunDirectoryError, StorageError
 from fragments.records import (
     Adopted,
     Contribution,
@@ -27,6 +28,8 @@ from fragments.records import (
     Version,
 )
 from outer_server import history
+from outer_server.core.events import Attached
+from outer_server.saver import SnapshotRule
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
 from outer_server.store.tape import FORMAT
@@ -35,6 +38,7 @@ from tests.support.story import Story, noise
 from tests.support.tiny import tiny_birth, tiny_spec
 
 WAIT_S = 60.0
+HELLO = Hello(1, "tiny", "", "b", Role.LEARNER, "b")
 
 
 @pytest.fixture(scope="module")
@@ -267,3 +271,31 @@ def test_a_version_that_cannot_be_made_durable_is_not_published_until_it_can(
         assert a.published.acquire(timeout=WAIT_S)
         assert server.updates(a.lease, 0, None)[0].version == Version(1, 1)
     assert history.replay(run).differences == ()
+
+
+def test_what_the_scheduler_was_not_told_of_is_not_on_the_tape(run: Path) -> None:
+    with OuterServer(run) as server:
+        first = Learner(server, "a")
+        Learner(server, "a2")
+        stale = replace(first.lease, token=first.lease.token - 1)
+        with pytest.raises(RefusedError):
+            server.attach(stale, lambda _: None)
+    attached = [
+        happened.record.event.token
+        for happened in history.events(run)
+        if isinstance(happened.record.event, Attached)
+    ]
+    assert len(attached) == 2
+    assert stale.token not in attached
+
+
+def test_a_tape_that_grows_without_rounds_is_covered_by_snapshots_too(run: Path) -> None:
+    with OuterServer(run, SnapshotRule(every_events=50)) as server:
+        learner = Learner(server, "a")
+        for step in range(1, 2000):
+            server.report(learner.lease, Report(step, 16 * step, step))
+            server.join(replace(HELLO, layout_digest=server.describe().layout_digest))
+            if (run / "snapshots" / "000001").exists():
+                break
+        assert (run / "snapshots" / "000001").exists()
+        assert server.state.rounds_merged == 0

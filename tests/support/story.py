@@ -26,7 +26,7 @@ from fragments.records import (
     Version,
 )
 from fragments.runspec import RunSpec
-from outer_server.engine import SnapshotRule
+from outer_server.saver import SnapshotRule
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
 from tests.support.power import RecordingDisk
