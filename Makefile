@@ -36,16 +36,22 @@ test-compose: $(INSTALLED) ## Break the compose file's run on this machine's con
 	$(BIN)/pytest -v tests/containers
 
 .PHONY: soak
-soak: soak-pushes soak-chaos ## Hostile pushes and chaos at length; an hour or so; the logs are kept
+soak: soak-pushes soak-disk soak-chaos ## Hostile pushes and chaos at length; an hour or so; the logs are kept
 
 .PHONY: soak-pushes
-soak-pushes: $(INSTALLED)
+soak-pushes: $(INSTALLED) ## Hostile pushes at length; some 10 minutes
 	mkdir -p runs
 	$(BIN)/python -m tests.soak > runs/soak.md
 	mv runs/soak.md docs/results/soak.md
 
+.PHONY: soak-disk
+soak-disk: $(INSTALLED) ## 10,000 rounds, and what they take of the disk; some minutes
+	mkdir -p runs
+	$(BIN)/python -m tests.soak.bounded > runs/disk.md
+	mv runs/disk.md docs/results/disk.md
+
 .PHONY: soak-chaos
-soak-chaos: $(INSTALLED)
+soak-chaos: $(INSTALLED) ## Kills, stops and absences at length, judged
 	mkdir -p runs
 	$(BIN)/diloco chaos --out runs/chaos --server-kills 100 --learner-kills 100 --point-kills 1 \
 	  --learner-stops 3 --server-away-s 60 --compare > runs/chaos.md

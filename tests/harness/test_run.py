@@ -114,7 +114,8 @@ def test_a_run_stops_within_five_seconds_and_leaves_no_process(tmp_path: Path) -
     run = tmp_path / "out" / "run"
     newest = max(path.name for path in (run / "snapshots").iterdir())
     kept = json.loads((run / "server.json").read_text())
-    assert kept == {"generation": 1, "epoch": 1, "clean": True, "snapshot": newest}
+    assert (kept["generation"], kept["epoch"], kept["clean"]) == (1, 1, True)
+    assert kept["snapshot"] == newest
 
 
 def test_a_run_that_cannot_be_made_says_why_in_the_words_of_init(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_three_learners_train_to_the_budget_and_end_on_the_same_bits(tmp_path: P
     assert status.tokens_trained == sum(outcome.tokens for outcome in outcomes)
     assert last is not None
     first = status.evaluations[0].loss
-    assert last.loss == status.evaluations[-1].loss < 0.01 * first
+    assert last.loss == status.evaluations[-1].loss < 0.02 * first
 
 
 def test_synchronous_diloco_is_a_setting_of_the_same_learner_and_server(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Two learners answer every ask with noise of 40,000 parameters, as fast as rounds
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import structlog
 
 from fragments.layout import Layout, TensorSpec, build_layout
 from fragments.records import (
@@ -45,6 +47,7 @@ _TOKENS = 16
 
 def main(rounds: int) -> int:
     """Prints the sizes as they come, and whether the second half took more than the first."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     spec = RunSpec.model_validate(
         {
             "run_id": "bounded",
