@@ -50,6 +50,7 @@ FIXED: Mapping[str, str] = {
     "lease_ttl_s": "learners were told it when they joined, and report so often",
     "adoption": _AT_START,
     "codec": _AT_START,
+    "inner_warmup_steps": _AT_START,
     "outer.factory": _STATE,
     "outer.settings": _STATE,
 }
