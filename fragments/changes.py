@@ -51,6 +51,7 @@ FIXED: Mapping[str, str] = {
     "adoption": _AT_START,
     "inner_warmup_steps": _AT_START,
     "codec": _AT_START,
+    "inner_warmup_steps": _AT_START,
     "outer.factory": _STATE,
     "outer.settings": _STATE,
 }
