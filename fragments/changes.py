@@ -49,7 +49,6 @@ FIXED: Mapping[str, str] = {
     "max_learners": "the data is cut into so many shards",
     "lease_ttl_s": "learners were told it when they joined, and report so often",
     "adoption": _AT_START,
-    "inner_warmup_steps": _AT_START,
     "codec": _AT_START,
     "inner_warmup_steps": _AT_START,
     "outer.factory": _STATE,

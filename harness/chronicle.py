@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +32,7 @@ from outer_server.core.events import (
     Started,
     Tick,
 )
+from outer_server.core.intervals import Account
 from outer_server.history import Happened
 
 _TOLD_BY_NOTES = (Join, Leave, Drain, Tick, Hold, Evict, Release, Change, RollBack)
@@ -91,6 +93,29 @@ def as_json(happened: Happened) -> str:
 
 def _plain(value: object) -> object:
     return value.model_dump() if isinstance(value, BaseModel) else str(value)
+
+
+def account_lines(found: Account, *, as_json: bool) -> list[str]:
+    """What came into every fragment from every shard, and why the rest did not."""
+    if as_json:
+        return [json.dumps(dataclasses.asdict(found), default=str)]
+    lines = []
+    for shard, fragment in sorted({(each.shard, each.fragment) for each in found.merged}):
+        mine = [each for each in found.merged if (each.shard, each.fragment) == (shard, fragment)]
+        gaps = [each for each in found.gaps if (each.shard, each.fragment) == (shard, fragment)]
+        merged = sum(each.stop - each.start for each in mine)
+        missing: Counter[str] = Counter()
+        for gap in gaps:
+            missing[str(gap.reason)] += gap.stop - gap.start
+        rest = ", ".join(f"{count} {reason}" for reason, count in sorted(missing.items()))
+        lines.append(
+            f"shard {shard}, fragment {fragment}: {merged} batches merged"
+            + (f"; not merged: {rest}" if rest else "")
+        )
+    lines.append(
+        f"{len(found.overlaps)} overlaps, {len(found.miscounts)} contributions that count otherwise"
+    )
+    return lines
 
 
 def _sentence(happened: Happened) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from fragments.disk import REAL_DISK
 from fragments.errors import RunDirectoryError
 from fragments.payload import Payload
-from outer_server.core.events import Note, Reply
+from outer_server.core.events import Effect, Note, Reply
+from outer_server.core.intervals import Account, account
 from outer_server.core.scheduler import handle
 from outer_server.core.state import RunState
 from outer_server.parameters import Parameters
@@ -28,8 +29,13 @@ class Happened:
 
     record: Record
     reply: Reply
-    notes: tuple[Note, ...]
+    effects: tuple[Effect, ...]
     state: RunState
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What it had to say for the log."""
+        return tuple(effect for effect in self.effects if isinstance(effect, Note))
 
 
 def events(run: Path) -> Iterator[Happened]:
@@ -48,13 +54,21 @@ def events(run: Path) -> Iterator[Happened]:
     try:
         for record in tape.records(first.position or 0):
             outcome = handle(state, record.event, record.at_s, layout.digest)
-            notes = tuple(effect for effect in outcome.effects if isinstance(effect, Note))
             state = outcome.state
-            yield Happened(record, outcome.reply, notes, state)
+            yield Happened(record, outcome.reply, outcome.effects, state)
     except DamagedTapeError as error:
         raise RunDirectoryError(f"{path} can be read up to here: {error}") from error
     finally:
         tape.close()
+
+
+def data_account(run: Path) -> Account:
+    """Which batches came into the weights since the oldest snapshot that is kept, each once, and
+    why the others did not. Raises RunDirectoryError as `events`.
+    """
+    spec, _ = read_run(run)
+    begin = _first(run, known(run / "snapshots", spec)).state
+    return account(((each.record.event, each.reply, each.effects) for each in events(run)), begin)
 
 
 def _first(run: Path, snapshots: list[Known]) -> Known:

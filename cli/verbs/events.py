@@ -23,6 +23,11 @@ class EventsSettings(VerbSettings):
     json_: bool = Field(default=False, alias="json", description="one JSON object an event")
     every: bool = Field(default=False, description="reports, adoptions and declined asks too")
     learner: str = Field(default="", description="only what this learner has to do with")
+    data: bool = Field(
+        default=False,
+        description="instead, the account of the training data: batches merged, each once, and why"
+        " the others were not",
+    )
     last: int = Field(default=0, ge=0, description="only the newest so many; 0 for all")
 
 
@@ -34,7 +39,13 @@ def run(settings: EventsSettings) -> None:
     """
     from harness import chronicle
     from harness.terminal import say
-    from outer_server.history import events
+    from outer_server.history import data_account, events
+
+    if settings.data:
+        found = data_account(settings.run_dir)
+        for line in chronicle.account_lines(found, as_json=settings.json_):
+            say(line)
+        return
 
     def told() -> Iterator[str]:
         for happened in _about(events(settings.run_dir), settings.learner):
@@ -67,6 +78,7 @@ VERB = Verb(
         "examples:\n"
         "  diloco events runs/mine\n"
         "  diloco events runs/mine --learner us-east --last 20\n"
+        "  diloco events runs/mine --data\n"
         "  diloco events runs/mine --json --every | jq 'select(.event == \"Merged\")'\n\n"
         "exit code 5: no journal there, or it is damaged"
     ),

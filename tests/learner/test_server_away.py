@@ -30,6 +30,7 @@ from fragments.records import (
 from learner.ports import ControlLine
 from learner.program import Shard
 from learner.run import Learner
+from outer_server.history import data_account
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
 from tests.support.direct import DirectLink
@@ -144,6 +145,10 @@ def test_an_orderly_restart_is_survived_without_joining_again(site: Site) -> Non
     assert [learner.joins for learner in after.learners] == [1, 1]
     # Steps made while the server was away are counted when it is back.
     assert after.tokens_trained == sum(outcome.tokens for outcome in outcomes)
+    # By the tape no batch came into a fragment twice, over the restart too.
+    found = data_account(site.path)
+    assert found.merged
+    assert (found.overlaps, found.miscounts) == ((), ())
 
 
 class Counted(TinyProgram):
