@@ -1,0 +1,74 @@
+"""What is told of a run afterwards: events, data account, replay and export, as a person asks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from cli.main import main
+from tests.support.story import Story
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    story = Story(tmp_path_factory.mktemp("past"), keep_journal=True)
+    story.live(5, "1")
+    return story.run
+
+
+def test_events_are_sentences_or_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "merged from" in text
+    assert "sends fragment" in text
+    assert main(["events", str(run), "--json", "--every"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    numbers = [line["number"] for line in lines]
+    assert numbers == sorted(numbers)
+    assert {"Reported", "Merged", "Contributed"} <= {line["event"] for line in lines}
+    assert main(["events", str(run), "--learner", "a", "--last", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_account_of_the_data_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", str(run), "--data"]) == 0
+    assert "batches merged" in capsys.readouterr().out
+
+
+def _command(*words: str) -> str:
+    """What a process of its own prints: one that computes versions sets up its arithmetic first."""
+    argv = [sys.executable, "-P", "-m", "cli", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_replay_computes_every_digest_again(run: Path) -> None:
+    found = json.loads(_command("replay", str(run), "--json"))
+    assert (found["digest_mismatches"], found["damage"]) == (0, "")
+    assert found["merges"] > 0
+
+
+def test_the_newest_weights_are_exported_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "weights.safetensors"
+    assert "9 parameters" in _command("export", str(run), str(out))
+    assert {name: value.shape for name, value in load_file(out).items()} == {
+        "['b']": (1,),
+        "['w']": (8,),
+    }
+    assert main(["export", str(run), str(out)]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_what_was_never_served_has_no_past(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["events", str(tmp_path)]) == 5
+    assert "is not a run directory" in capsys.readouterr().err
