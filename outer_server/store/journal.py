@@ -99,7 +99,7 @@ class DurableJournal:
     def write(self, entries: Sequence[Entry], *, durable: bool, trim: int | None = None) -> None:
         """See `Journal`."""
         lowest = self._tape.write(entries, durable=durable, trim=trim)
-        if trim is not None:
+        if lowest is not None:
             self._files.drop_before(lowest)
 
     def close(self) -> None:

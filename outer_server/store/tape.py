@@ -95,6 +95,7 @@ class Tape:
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
+        self._is_durable = True
         try:
             self._database = disk.connect(path)
             found = self._format()
@@ -117,12 +118,14 @@ class Tape:
         """Number of the newest event; 0 before the first."""
         return self._last
 
-    def write(self, entries: Sequence[Entry], *, durable: bool, trim: int | None = None) -> int:
+    def write(
+        self, entries: Sequence[Entry], *, durable: bool, trim: int | None = None
+    ) -> int | None:
         """Add events, all or none; durable, with all before them, when this returns, or with the
         next that are. `trim`: remove the events up to this one.
 
-        Returns the lowest payload file that is still named, or one above all. Raises StorageError;
-        then nothing has changed.
+        Returns, after a trim, the lowest payload file that is still named, or one above all. Raises
+        StorageError; then nothing has changed.
         """
         rows, stored_rows = [], []
         for number, entry in enumerate(entries, self._last + 1):
@@ -144,9 +147,8 @@ class Tape:
                 until = min(trim, last - 1)
                 self._database.execute("DELETE FROM event WHERE number <= ?", (until,))
                 self._database.execute("DELETE FROM payload WHERE number <= ?", (until,))
-            (file,) = self._database.execute("SELECT min(file) FROM payload").fetchone()
         self._last = last
-        return 1 << 62 if file is None else int(file)
+        return None if trim is None else self._lowest_file()
 
     def records(self, after: int) -> Iterator[Record]:
         """The events after number `after`, in order.
@@ -189,7 +191,9 @@ class Tape:
         """All that is done within, or nothing. Raises StorageError for a full or failing disk."""
         try:
             # Without FULL a commit writes the log and leaves its sync to the next with it.
-            self._database.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable is not self._is_durable:
+                self._database.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._is_durable = durable
             self._database.execute("BEGIN")
             yield
             self._disk.commit(self._database)
@@ -210,6 +214,10 @@ class Tape:
             for statement in _TABLES.strip().split(";\n"):
                 self._database.execute(statement.strip().rstrip(";"))
             self._database.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def _lowest_file(self) -> int:
+        (file,) = self._database.execute("SELECT min(file) FROM payload").fetchone()
+        return 1 << 62 if file is None else int(file)
 
     def _find_last(self) -> int:
         (last,) = self._database.execute("SELECT max(number) FROM event").fetchone()
