@@ -64,6 +64,9 @@ def main(rounds: int) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         create_run(run, spec, layout, values)
+        _say("# Disk: what many rounds leave\n")
+        _say("`make soak-disk`: two learners, 40,000 parameters, rounds as fast as they come; what")
+        _say("the run directory takes.\n")
         _say("| rounds | directory, MB | tape, MB | payloads, MB | snapshots, MB | seconds |")
         _say("|---|---|---|---|---|---|")
         with OuterServer(run) as server:
