@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from fragments.runspec import ProgramSettings, RunSpec
+from fragments.runspec import CodecSettings, OuterSettings, ProgramSettings, RunSpec
 from harness.chaos.schedule import Faults, Schedule, make_schedule, stretches
 from harness.plan import Island, make_islands
 
@@ -22,8 +22,8 @@ def small_spec() -> RunSpec:
         fragments=3,
         sync_interval=12,  # type: ignore[arg-type]  # a plain H; the model parses it
         lease_ttl_s=6.0,
-        outer={"learning_rate": 0.7, "momentum": 0.3},  # type: ignore[arg-type]  # it parses this
-        codec={"block": 256},  # type: ignore[arg-type]  # and this
+        outer=OuterSettings(learning_rate=0.7, momentum=0.3),
+        codec=CodecSettings(block=256),
         program=ProgramSettings(
             settings={"width": 32, "depth": 1, "heads": 2, "seq_len": 32, "batch_size": 8}
         ),

@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 
 from fragments.errors import DilocoError
 from fragments.records import LearnerState, Phase, RunStatus
@@ -137,14 +138,15 @@ class Storm:
         names = {island.name for island in self.plan.islands}
         return {n: pid for n, pid in self.cluster.processes.pids().items() if n in names}
 
+    def _is_reached(self, share: float) -> bool:
+        """Whether so much of the budget is trained, and no learner stands still."""
+        return self._share >= share and not self._stands_still
+
     def _lane(self, number: int, faults: tuple[Fault, ...]) -> Lane:
         for index, fault in enumerate(faults):
             self._ends[number] = fault.end
             if not fault.early:
-                at = fault.at
-                yield from self._until(
-                    lambda at=at: self._share >= at and not self._stands_still  # type: ignore[misc]  # bound now
-                )
+                yield from self._until(partial(self._is_reached, fault.at))
             following = faults[index + 1] if index + 1 < len(faults) else None
             yield from self._carry_out(fault, following)
 

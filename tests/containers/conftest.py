@@ -16,6 +16,7 @@ def image() -> str:
     if reason and os.environ.get("CI") == "true":
         pytest.fail(f"{reason}; CI must have one")
     if reason:
+        # A laptop without an engine: the reason names the part that is missing.
         pytest.skip(reason)
     if named := os.environ.get("IMAGE"):
         return named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,7 +25,8 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
 
     def say(what: str) -> None:
         with capsys.disabled():
-            print(f"\n  {time.monotonic() - began_s:5.0f} s  {what}", end="", flush=True)  # noqa: T201
+            sys.stdout.write(f"\n  {time.monotonic() - began_s:5.0f} s  {what}")
+            sys.stdout.flush()
 
     return say
 

@@ -122,9 +122,10 @@ def test_what_is_over_cannot_be_drained() -> None:
 def test_an_evicted_learner_is_told_and_refused_and_what_it_sent_is_merged() -> None:
     run = _training()
     outcome = handle(run.state, Evict("a", "bad data"), run.now_s, LAYOUT)
-    goodbyes = [e.note for e in outcome.effects if isinstance(e, Disconnect)]
-    assert goodbyes == [Goodbye(RefusalCode.EVICTED, goodbyes[0].reason)]  # type: ignore[union-attr]
-    assert "(bad data)" in str(goodbyes[0])
+    (goodbye,) = (e.note for e in outcome.effects if isinstance(e, Disconnect))
+    assert isinstance(goodbye, Goodbye)
+    assert goodbye.code is RefusalCode.EVICTED
+    assert "(bad data)" in goodbye.reason
     reply = run.tell(Evict("a", "bad data"))
     assert "1 contributions that wait are merged" in _sentence(reply)
     for answer in (run.join("a"), run.contribute("a", 0, 0, 0)):
