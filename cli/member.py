@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from cli.process import MemberSettings
-from fragments.errors import SettingsError
+from fragments.errors import SettingsError, UnreachableError
 from fragments.records import Phase, RunDescription
 from fragments.runspec import RunSpec
 from harness.memory import keep_trim
@@ -19,6 +20,9 @@ from services.client.outer import GrpcLink
 from services.health import AdminHealth
 
 _log = structlog.get_logger(__name__)
+
+AGAIN_S = 1.0
+"""From one attempt to reach a server that is not there yet, of several tries, to the next."""
 
 _WELL = frozenset({"training", "evaluating"})
 
@@ -45,7 +49,7 @@ def joined(settings: MemberSettings, cap_up_mbit: float | None = None) -> Iterat
     Yields None, after saying so on stdout, for a run that is finished: nothing is built then.
 
     Raises:
-        UnreachableError: when nobody answers at the address.
+        UnreachableError: when nobody answers at the address for as long as is tried.
         SettingsError, DataError: when the run's program cannot be built here, or from other data
             than the run's without `other_data`.
     """
@@ -57,7 +61,7 @@ def joined(settings: MemberSettings, cap_up_mbit: float | None = None) -> Iterat
         cap_down_mbit=settings.cap_down_mbit,
     )
     try:
-        description = link.describe()
+        description = _described(link, settings.patience_s)
         structlog.contextvars.bind_contextvars(run=description.run_id)
         _log.info("health", address=str(health.address))
         if description.phase is Phase.FINISHED:
@@ -76,6 +80,20 @@ def joined(settings: MemberSettings, cap_up_mbit: float | None = None) -> Iterat
     finally:
         link.close()
         health.stop()
+
+
+def _described(link: GrpcLink, patience_s: float) -> RunDescription:
+    """What is trained there, once somebody answers. Raises UnreachableError after `patience_s`."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return link.describe()
+        except UnreachableError as error:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise
+            _log.warning("server_away", reason=str(error), tries_for_s=round(left_s))
+            time.sleep(min(AGAIN_S, left_s))
 
 
 def _check_data(spec: RunSpec, program: Program) -> None:

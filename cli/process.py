@@ -42,4 +42,10 @@ class MemberSettings(ProcessSettings):
         default=None,
         description="most Mbit/s of weights that this process pulls down from the server",
     )
+    patience_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="how long this process tries to reach a server that is not there when it"
+        " starts, seconds; 0 tells at once that nobody answers",
+    )
     link: ClientSettings = ClientSettings()

@@ -1,7 +1,7 @@
 """A learner's checkpoints: one directory each, written beside and renamed into place.
 
 3-000000120/           of the process whose lease had token 3, after its step 120
-manifest.json          whose it is, its counters and bases, checksums of the file beside it
+manifest.json          whose it is, its counters and bases, checksums of all files
 state.safetensors      params/<path>, inner/<path>, and base/<fragment> (float32, rows x block)
 
 Tokens only rise, so the newest checkpoint is that of the newest process, also where an older one of
@@ -11,6 +11,7 @@ was written; they protect from nobody who means harm.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +29,26 @@ from fragments.disk import REAL_DISK, Disk, write_atomically
 from fragments.errors import CheckpointError
 from fragments.layout import Layout
 from fragments.records import Version
+from fragments.sealed import seal, unseal
 from fragments.tensors import Checksum, Tensor, TensorWriter, check
 from learner.held import Base, Checkpoint, Completed
 from learner.program import Inner, Params, Shard
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 """Checkpoints kept; older ones are removed once a newer one is in place."""
 
 _MANIFEST = "manifest.json"
 _STATE = "state.safetensors"
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+)
 """What reading a damaged checkpoint may raise."""
 
 _log = structlog.get_logger(__name__)
@@ -146,7 +156,7 @@ class Checkpoints:
             self._disk.remove(draft)
         for path in reversed(self._finished()):
             try:
-                manifest = _Manifest.model_validate_json((path / _MANIFEST).read_bytes())
+                manifest = _manifest(path)
                 self._check_owner(path, manifest)
                 return self._read(path, manifest, params, init_inner(params))
             except ValidationError as error:
@@ -207,14 +217,12 @@ class Checkpoints:
             bases=tuple(None if base is None else _held(base) for base in now.bases),
             crc32c={_STATE: sums},
         )
-        write_atomically(self._disk, draft / _MANIFEST, manifest.model_dump_json(indent=1).encode())
+        write_atomically(self._disk, draft / _MANIFEST, seal(manifest.model_dump(mode="json")))
 
     def _shape(self, fragment: int) -> tuple[int, int]:
         return self._layout.fragments[fragment].num_rows, self._layout.block
 
     def _read(self, path: Path, manifest: _Manifest, params: Params, inner: Inner) -> Checkpoint:
-        if manifest.format != FORMAT:
-            raise ValueError(f"format {manifest.format} is not {FORMAT}: use the matching release")
         for name, sums in manifest.crc32c.items():
             check(path / name, sums)
         # Read, not mapped: the file may be removed while its values are still in use.
@@ -240,6 +248,15 @@ class Checkpoints:
             raise ValueError(f"base/{fragment} does not have the digest of {_MANIFEST}")
         version = Version(held.epoch, held.version)
         return Base(version, placed_BxN, held.digest, held.step, held.tokens, held.cursor)
+
+
+def _manifest(path: Path) -> _Manifest:
+    """Of a checkpoint. Raises what _DAMAGE names where it is damaged, or of a format not known."""
+    data = (path / _MANIFEST).read_bytes()
+    found = json.loads(data).get("format")
+    if found != FORMAT:
+        raise ValueError(f"format {found} is not {FORMAT}: use the matching release")
+    return _Manifest.model_validate(unseal(data))
 
 
 def _held(base: Base) -> _Held:

@@ -35,7 +35,9 @@ from learner.program import Program, Shard
 from learner.session import Session
 
 PATIENCE_S = 600.0
-"""Longest wait in which nothing arrives: one fragment of a big model takes hours at a small cap."""
+"""Longest wait for a server that went away before it was joined, and for weights of which nothing
+arrives: one fragment of a big model takes hours at a small cap.
+"""
 
 POLL_S = 0.2
 """How often a stop request is looked for while waiting for the server."""
@@ -107,7 +109,9 @@ class Member:
 
         Raises RefusedError, or UnreachableError when they do not come in time.
         """
-        welcome = self.session.start()
+        welcome = self.session.start(stop, PATIENCE_S)
+        if welcome is None:
+            return None
         self.inbox.start()
         return welcome if self.wait_newest(stop) else None
 

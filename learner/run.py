@@ -106,7 +106,7 @@ class Learner:
 
         Raises RefusedError when the server will not have this learner (wrong
         run, model or release; fenced off by a newer process of the same name),
-        UnreachableError when it cannot be reached at the start, CheckpointError
+        UnreachableError when it is away for too long at the start, CheckpointError
         where its directory has checkpoints of another run or learner.
         """
         self._on_state("joining")

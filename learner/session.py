@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -86,12 +87,26 @@ class Session:
         self._failure: DilocoError | None = None
         self._thread = threading.Thread(target=self._run, name="session", daemon=True)
 
-    def start(self) -> Welcome:
-        """Join and open the stream. Raises RefusedError or UnreachableError."""
-        welcome = self._join()
-        self._open()
-        self._thread.start()
-        return welcome
+    def start(self, stop: threading.Event, patience_s: float) -> Welcome | None:
+        """Join and open the stream, as soon as the server is there; None where `stop` is set first.
+
+        Raises RefusedError, or UnreachableError when it is not there within `patience_s`.
+        """
+        deadline_s, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
+        while not stop.is_set():
+            try:
+                welcome = self._join()
+                self._open()
+            except UnreachableError as error:
+                if time.monotonic() + pause_s > deadline_s:
+                    raise
+                _log.warning("server_away", reason=str(error))
+            else:
+                self._thread.start()
+                return welcome
+            stop.wait(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+        return None
 
     @property
     def welcome(self) -> Welcome:

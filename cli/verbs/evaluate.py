@@ -28,7 +28,7 @@ def run(settings: EvaluateSettings) -> None:
     """Evaluates until the run is finished or SIGINT or SIGTERM.
 
     Raises:
-        UnreachableError: when the server cannot be reached at the start.
+        UnreachableError: when the server is not reached within `patience_s`.
         RefusedError: when it will not have this evaluator.
         SettingsError, DataError: when the run's program cannot be built here.
     """

@@ -47,7 +47,7 @@ def run(settings: LearnSettings) -> None:
     """Trains until the run is finished or SIGINT or SIGTERM; the lease is given back.
 
     Raises:
-        UnreachableError: when the server cannot be reached at the start.
+        UnreachableError: when the server is not reached within `patience_s`.
         RefusedError: when it will not have this learner.
         SettingsError, DataError: when the run's program cannot be built here.
         CheckpointError: when the checkpoints there are those of another run or learner.
@@ -103,7 +103,8 @@ VERB = Verb(
         "Train one island of a run: join the server, train on a shard of the data, answer when\n"
         "the server asks for what was learned, and adopt new versions between two steps. Ends by\n"
         "itself when the run is finished. All settings of the run come from the server.\n\n"
-        "A server that goes away later stops nobody: the learner trains on and comes back to it.\n"
+        "A server that is not there yet is waited for (--patience-s). One that goes away later\n"
+        "stops nobody: the learner trains on and comes back to it.\n"
         "A learner that died goes on where it was when it is started again with the same\n"
         "--checkpoint-dir: with its inner moments, and with what the server has not taken yet.\n"
         "\n"

@@ -1,21 +1,19 @@
 """Snapshots: one directory each, written beside and renamed into place.
 
 snapshots/000042/
-manifest.json            format, digests, checksums of all files
+manifest.json            format, digests, checksums of all files and of itself
 state.json               the scheduler's state
 weights.safetensors      the broadcast copy, by tensor path: what a user wants
 server.safetensors       master/<path> and outer/<leaf>/<path>
 contributions/N.bin      accepted payloads that no round has merged yet
 
 Written and read fragment by fragment, so neither takes more memory than a fragment. Checksums say
-whether the disk kept what was written; they protect from nobody who means harm. Format 2 has for
-each file those of its pieces, [bytes, CRC-32C], taken while they are written; format 1, which is
-read too, had a sha256.
+whether the disk kept what was written; they protect from nobody who means harm. Each file has those
+of its pieces, [bytes, CRC-32C], taken while they are written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,13 +32,14 @@ from fragments.layout import Layout
 from fragments.payload import Payload
 from fragments.records import ContributionKey
 from fragments.runspec import RunSpec
+from fragments.sealed import seal, unseal
 from fragments.tensors import Checksum, check, write_summed
 from outer_server.core.state import Rollback, RunState
 from outer_server.core.step import FragmentParameters
 from outer_server.store.unwritten import Unwritten
 from outer_server.store.values import read_values, write_values
 
-FORMAT = 2
+FORMAT = 3
 DAMAGE = (
     OSError,
     ValueError,
@@ -180,7 +179,7 @@ def known(directory: Path, spec: RunSpec) -> list[Known]:
     found = []
     for path in numbered(directory):
         with suppress(*DAMAGE):
-            manifest = json.loads((path / "manifest.json").read_bytes())
+            manifest = _manifest(path)
             check(path / "state.json", _pairs(manifest["crc32c"]["state.json"]))
             state = _state_from_json((path / "state.json").read_text(), spec)
             found.append(Known(path.name, manifest.get("position"), state))
@@ -197,7 +196,7 @@ def oldest_position(directory: Path) -> int | None:
     positions: list[int] = []
     for path in numbered(directory):
         try:
-            position = json.loads((path / "manifest.json").read_bytes()).get("position")
+            position = _manifest(path).get("position")
         except DAMAGE:
             return None
         if not isinstance(position, int):
@@ -256,7 +255,7 @@ def _write(disk: Disk, draft: Path, layout: Layout, snapshot: Snapshot) -> None:
         "contributions": contributions,
         "crc32c": sums,
     }
-    write_atomically(disk, draft / "manifest.json", json.dumps(manifest, indent=1).encode())
+    write_atomically(disk, draft / "manifest.json", seal(manifest))
     disk.sync_directory(draft / "contributions")
 
 
@@ -277,8 +276,9 @@ def _state_from_json(text: str, spec: RunSpec) -> RunState:
 
 
 def _read(path: Path, spec: RunSpec, layout: Layout, *, is_newest: bool) -> Restored:
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    _check_files(path, manifest)
+    manifest = _manifest(path)
+    for name, sums in manifest["crc32c"].items():
+        check(path / name, _pairs(sums))
     try:
         state = _state_from_json((path / "state.json").read_text(), spec)
     except ValidationError as error:
@@ -301,25 +301,18 @@ def _read(path: Path, spec: RunSpec, layout: Layout, *, is_newest: bool) -> Rest
     return Restored(path.name, state, fragments, payloads, position, is_newest)
 
 
-def _check_files(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises what DAMAGE names for a format that is not known, or a file that is damaged."""
-    match manifest["format"]:
-        case 2:
-            for name, sums in manifest["crc32c"].items():
-                check(path / name, _pairs(sums))
-        case 1:
-            for name, checksum in manifest["sha256"].items():
-                if _sha256(path / name) != checksum:
-                    raise ValueError(f"{name} does not match its checksum")
-        case other:
-            raise ValueError(f"format {other} is not {FORMAT}: use the matching release")
+def _manifest(path: Path) -> dict[str, Any]:
+    """Of a snapshot. Raises what DAMAGE names where it is damaged, or of a format not known."""
+    data = (path / "manifest.json").read_bytes()
+    found = json.loads(data).get("format")
+    if found != FORMAT:
+        raise ValueError(f"format {found} is not {FORMAT}: use the matching release")
+    try:
+        return unseal(data)
+    except ValueError as error:
+        raise ValueError(f"manifest.json: {error}") from error
 
 
 def _pairs(sums: Any) -> list[tuple[int, int]]:
     """Checksums as the manifest has them."""
     return [(num_bytes, crc) for num_bytes, crc in sums]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

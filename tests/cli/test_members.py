@@ -24,10 +24,10 @@ FACTORY = "tests.harness.factory:build"
 
 
 @contextmanager
-def served(run: Path) -> Iterator[tuple[str, OuterServer]]:
+def served(run: Path, address: str = "127.0.0.1:0") -> Iterator[tuple[str, OuterServer]]:
     """A server of the run in this process: its address, and the server itself."""
     with OuterServer(run) as outer:
-        services = OuterServices(outer, ServerSettings(address="127.0.0.1:0", bulk_port=0))
+        services = OuterServices(outer, ServerSettings(address=address, bulk_port=0))
         services.start()
         try:
             yield str(services.address), outer
@@ -98,6 +98,22 @@ def test_learner_and_evaluator_finish_a_run_and_the_watcher_sees_it(tmp_path: Pa
     assert seen[-1]["run_id"] == "tiny"
 
 
+def test_a_learner_that_is_there_before_its_server_waits_for_it(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path / "run", budget_tokens=320)
+    with served(run) as (address, _):
+        pass  # A port that is free again.
+    words = ("learn", "--address", address, "--name", "a", "--log-format", "json")
+    process = _start(*words, "--link.tries", "1", "--link.retry-wait-s", "0.01")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if '"server_away"' in line:
+            break
+    with served(run, address):
+        out, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    assert "a: the run is finished" in out
+
+
 def test_a_learner_told_to_stop_gives_its_lease_back(tmp_path: Path) -> None:
     run = tiny_run(tmp_path / "run", budget_tokens=10**9)
     with served(run) as (address, outer):
@@ -134,7 +150,7 @@ def test_a_learner_that_is_refused_exits_with_4(tmp_path: Path) -> None:
 
 def test_a_learner_that_reaches_nobody_exits_with_3() -> None:
     words = ("learn", "--address", "127.0.0.1:1", "--name", "a", "--link.tries", "2")
-    process = _start(*words, "--link.retry-wait-s", "0.01")
+    process = _start(*words, "--link.retry-wait-s", "0.01", "--patience-s", "0")
     _, error = process.communicate(timeout=30)
     assert process.returncode == 3
     assert "the outer server at 127.0.0.1:1 cannot be reached" in error.splitlines()[-1]

@@ -148,6 +148,18 @@ def test_a_damaged_one_is_passed_over_with_a_warning(
     assert not list((tmp_path / "kept").glob(".*"))
 
 
+def test_a_manifest_that_reads_well_but_says_something_else_is_passed_over(
+    store: Checkpoints, layout: Layout
+) -> None:
+    path = store.write(_writer(), _checkpoint(3, layout)) / "manifest.json"
+    said = path.read_text()
+    assert '"cursor": 3' in said
+    path.write_text(said.replace('"cursor": 3', '"cursor": 7'))
+    assert _newest(store) is None
+    path.write_text(said)
+    assert _newest(store) is not None
+
+
 def test_another_inner_optimizer_is_passed_over(store: Checkpoints, layout: Layout) -> None:
     store.write(_writer(), _checkpoint(5, layout))
     with structlog.testing.capture_logs() as logs:

@@ -138,7 +138,7 @@ def _until(condition: Callable[[], bool]) -> None:
 def test_streams_that_end_at_once_are_reopened_with_growing_pauses() -> None:
     link = ScriptedLink()
     session = _session(link)
-    session.start()
+    session.start(threading.Event(), WAIT_S)
     _until(lambda: len(link.opened) >= 4)
     session.stop("done")
     pauses = np.diff(link.opened)
@@ -151,7 +151,7 @@ def test_streams_that_end_at_once_are_reopened_with_growing_pauses() -> None:
 def test_what_was_said_while_no_stream_was_open_is_said_on_the_next() -> None:
     link = ScriptedLink()
     session = _session(link)
-    session.start()
+    session.start(threading.Event(), WAIT_S)
     _until(lambda: len(link.opened) >= 1)
     adopted = Adopted(1, Version(1, 3), "d", 7)
     session.adopted(adopted)
@@ -193,7 +193,7 @@ def test_a_push_that_did_not_come_through_is_repeated_with_the_same_bytes(
 ) -> None:
     link = ScriptedLink()
     session = _session(link)
-    session.start()
+    session.start(threading.Event(), WAIT_S)
     outbox = Outbox(_island(), link, session)
     outbox.start()
     link.push_errors.append(error)
@@ -325,7 +325,7 @@ def test_a_goodbye_that_is_final_is_the_sessions_failure() -> None:
             return super().open_control(lease, on_note, on_closed)
 
     session = _session(Fencing())
-    session.start()
+    session.start(threading.Event(), WAIT_S)
     _until(lambda: session.failure is not None)
     session.stop("done")
     assert isinstance(session.failure, RefusedError)

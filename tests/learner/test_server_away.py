@@ -48,6 +48,7 @@ class Site:
         self._server: OuterServer | None = None
         self.lose_next_receipt = threading.Event()
         self.pushes: list[Contribution] = []
+        self.vain_joins = 0
 
     def start(self) -> OuterServer:
         self._server = self._stack.enter_context(OuterServer(self.path))
@@ -56,6 +57,10 @@ class Site:
     def stop(self) -> None:
         self._server = None
         self._stack.close()
+
+    @property
+    def is_away(self) -> bool:
+        return self._server is None
 
     def link(self) -> DirectLink:
         if self._server is None:
@@ -74,6 +79,7 @@ class AwayLink:
         return self._site.link().describe()
 
     def join(self, hello: Hello) -> Welcome:
+        self._site.vain_joins += self._site.is_away
         return self._site.link().join(hello)
 
     def open_control(
@@ -149,6 +155,30 @@ def test_an_orderly_restart_is_survived_without_joining_again(site: Site) -> Non
     found = data_account(site.path)
     assert found.merged
     assert (found.overlaps, found.miscounts) == ((), ())
+
+
+def test_a_server_that_goes_away_while_learners_get_ready_is_waited_for(site: Site) -> None:
+    site.start()
+    learners = [_learner(site, name) for name in "ab"]
+    site.stop()
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(learner.run, threading.Event()) for learner in learners]
+        _until(lambda: site.vain_joins >= 4)
+        server = site.start()
+        assert all(end.result(WAIT_S).finished for end in ends)
+    assert server.status().phase is Phase.FINISHED
+
+
+def test_who_waits_for_a_server_can_be_stopped(site: Site) -> None:
+    site.start()
+    learner, stop = _learner(site, "a"), threading.Event()
+    site.stop()
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(learner.run, stop)
+        _until(lambda: site.vain_joins >= 1)
+        stop.set()
+        outcome = end.result(WAIT_S)
+    assert (outcome.finished, outcome.steps) == (False, 0)
 
 
 class Counted(TinyProgram):

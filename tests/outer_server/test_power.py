@@ -35,7 +35,9 @@ class Heard:
 
     is_born: bool = False
     generation: int = 0
-    epoch: int = 0
+    epoch: int = 1
+    asked_epoch: int = 1
+    begun_epoch: int = 1
     token: int = 0
     versions: dict[tuple[int, int], int] = field(default_factory=dict)
     receipts: list[ContributionKey] = field(default_factory=list)
@@ -47,6 +49,13 @@ class Heard:
                 self.is_born = True
             case ("server", generation, epoch):
                 self.generation, self.epoch = generation, epoch
+                self.asked_epoch = max(self.asked_epoch, epoch)
+            case ("asked", epoch):
+                self.asked_epoch = epoch
+            case ("begun", epoch):
+                self.begun_epoch = epoch
+            case ("rolled", epoch):
+                self.epoch = epoch
             case ("lease", token):
                 self.token = token
             case ("published", epoch, fragment, number):
@@ -67,6 +76,13 @@ def journaled(tmp_path_factory: pytest.TempPathFactory) -> Story:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Story:
     story = Story(tmp_path_factory.mktemp("bare"), keep_journal=False)
     story.live(ROUNDS, "1")
+    return story
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["journaled", "bare"])
+def rolled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    story = Story(tmp_path_factory.mktemp("rolled"), keep_journal=request.param)
+    story.live(2, "1", after_rollback=2)
     return story
 
 
@@ -132,25 +148,40 @@ def _wrong_state(story: Story, heard: Heard, found: Found) -> str:
     state = found.state
     if state.generation <= heard.generation or state.next_token <= heard.token:
         return f"generation {state.generation} or a token was given out before"
-    if not story.keep_journal:
-        is_lost = any(v > state.fragments[p].version for (_, p), v in heard.versions.items())
-        return "a version is lost without a new epoch" if is_lost and state.epoch == 1 else ""
-    if state.epoch != 1:
+    if state.epoch < heard.epoch:
+        return f"epoch {state.epoch} goes on, and {heard.epoch} had begun"
+    if found.lost and state.epoch <= heard.begun_epoch:
+        return f"epoch {state.epoch} was begun before"
+    lost = [
+        f"version {version} of fragment {fragment} is lost"
+        for (epoch, fragment), version in heard.versions.items()
+        if epoch == state.epoch and version > state.fragments[fragment].version
+    ]
+    if lost or not story.keep_journal:
+        return "; ".join(lost)
+    if state.epoch > heard.asked_epoch or found.lost:
         return f"epoch {state.epoch} has begun: {found.lost}"
     for index, fragment in enumerate(state.fragments):
-        if fragment.version < heard.versions.get((1, index), 0):
-            return f"version {heard.versions[1, index]} of fragment {index} is lost"
-        digest = story.digests.get((1, index, fragment.version), fragment.digest)
-        if digest != fragment.digest:
+        at = (state.epoch, index, fragment.version)
+        if story.digests.get(at, fragment.digest) != fragment.digest:
             return f"version {fragment.version} of fragment {index} has other bits"
+    return _wrong_contributions(heard, found)
+
+
+def _wrong_contributions(heard: Heard, found: Found) -> str:
+    state = found.state
     waiting = {meta.key for fragment in state.fragments for meta in fragment.arrived}
     if waiting != found.held:
         return "a contribution waits without its bytes"
     for key in heard.receipts:
+        if key.base_version.epoch != state.epoch:
+            continue  # Void, since the run went back.
         base = state.learners[key.learner].bases[key.fragment]
         is_merged = state.fragments[key.fragment].version > key.base_version.number
         if base.consumed < key.base_version.number or not (is_merged or key in waiting):
             return f"an acknowledged contribution is lost: {key}"
+    if state.rollbacks:
+        return ""  # What is void was merged, and the run's own count went back.
     merged = sum(record.tally.contributions_merged for record in state.learners.values())
     pushed = state.tokens_pushed // 16
     if merged + len(waiting) != pushed:
@@ -169,10 +200,22 @@ def test_without_a_journal_what_is_lost_begins_a_new_epoch(bare: Story, scratch:
 
 
 @pytest.mark.timeout(400)
-def test_no_sync_can_be_left_out(journaled: Story, bare: Story, scratch: Path) -> None:
+def test_a_rollback_is_whole_or_was_not(rolled: Story, scratch: Path) -> None:
+    marks = [op.data for op in rolled.disk.ops if op.what == "mark"]
+    assert ("begun", 2) in marks
+    assert ("rolled", 2) in marks
+    assert list(moments(rolled, scratch)) == []
+
+
+@pytest.mark.timeout(400)
+def test_no_sync_can_be_left_out(
+    journaled: Story, bare: Story, rolled: Story, scratch: Path
+) -> None:
+    """Of those that the three have; a rollback has some that nothing else has."""
     lucks = (Luck.ALL_LOST, Luck.NAMES_KEPT, Luck.CONTENTS_KEPT)
-    unneeded = {*sites(journaled.disk.ops), *sites(bare.disk.ops)}
-    for story in (bare, journaled):
+    stories = (bare, journaled, rolled)
+    unneeded = {site for story in stories for site in sites(story.disk.ops)}
+    for story in stories:
         for site in sites(story.disk.ops):
             if site in unneeded and any(moments(story, scratch, site, lucks, STRIDE)):
                 unneeded.remove(site)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import tracemalloc
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from fragments.disk import REAL_DISK
 from fragments.errors import RunDirectoryError
@@ -22,10 +21,9 @@ from fragments.tensors import Tensor, TensorWriter, check
 from outer_server.core.state import new_state
 from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
-from outer_server.server import OuterServer
 from outer_server.store import snapshot
 from outer_server.store.rundir import create_run, read_run
-from outer_server.store.snapshot import Snapshot, load_newest
+from outer_server.store.snapshot import Snapshot, known, load_newest, oldest_position
 from outer_server.store.unwritten import Unwritten
 from tests.support.tiny import tiny_birth, tiny_spec
 
@@ -141,27 +139,28 @@ def test_what_was_written_is_read_to_the_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_snapshot_of_the_first_format_is_read(tmp_path: Path) -> None:
-    """One sha256 a file, tensors in whatever order the library put them."""
+def test_a_manifest_says_whether_it_is_what_was_written(tmp_path: Path) -> None:
+    """Also where it still reads well: a position, a key or a digest of it is wrong."""
     spec = tiny_spec()
     create_run(tmp_path / "run", spec, *tiny_birth(spec))
-    made = tmp_path / "run" / "snapshots" / "000000"
-    for name in ("weights.safetensors", "server.safetensors"):
-        tensors = load_file(made / name)
-        save_file(dict(sorted(tensors.items(), reverse=True)), made / name, {"format": "np"})
-    manifest = json.loads((made / "manifest.json").read_text())
-    names = manifest.pop("crc32c")
-    manifest["format"] = 1
-    manifest["sha256"] = {
-        name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in names
-    }
-    (made / "manifest.json").write_text(json.dumps(manifest))
-    with OuterServer(tmp_path / "run") as server:
-        assert server.status().epoch == 1
-    (tmp_path / "run" / "snapshots" / "000001" / "manifest.json").unlink()
-    (made / "server.safetensors").write_bytes(b"x" + (made / "server.safetensors").read_bytes()[1:])
-    with pytest.raises(RunDirectoryError, match=r"server\.safetensors does not match"):
-        load_newest(tmp_path / "run" / "snapshots", *read_run(tmp_path / "run"))
+    snapshots = tmp_path / "run" / "snapshots"
+    path = snapshots / "000000" / "manifest.json"
+    written = path.read_bytes()
+    assert len(known(snapshots, spec)) == 1
+    for place in range(0, len(written), 3):
+        path.write_bytes(written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+        assert known(snapshots, spec) == [], f"with byte {place} altered"
+        assert oldest_position(snapshots) is None
+
+
+def test_a_snapshot_of_another_format_is_refused(tmp_path: Path) -> None:
+    spec = tiny_spec()
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    path = tmp_path / "run" / "snapshots" / "000000" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"format": 2}))
+    with pytest.raises(RunDirectoryError, match=r"format 2 is not 3: use the matching release"):
+        load_newest(path.parents[1], *read_run(tmp_path / "run"))
 
 
 def values(number: int) -> FragmentParameters:

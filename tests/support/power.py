@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fragments.disk import DiskFile, RealDisk
@@ -165,10 +166,21 @@ class RecordingDisk(RealDisk):
             self.note(Op("commit", path, files, site))
 
 
+_COMMON = frozenset({"disk.py", "tensors.py"})
+"""What writes for others: the sync of a file is as many syncs as there are files."""
+
+
 def _site() -> str:
-    """Where the code stands that called the disk."""
-    frame = sys._getframe(2)
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    """Where the code stands that called the disk, and for whom."""
+    frame: FrameType | None = sys._getframe(2)
+    places = []
+    while frame is not None:
+        name = Path(frame.f_code.co_filename).name
+        places.append(f"{name}:{frame.f_lineno}")
+        if name not in _COMMON:
+            break
+        frame = frame.f_back
+    return " for ".join(places)
 
 
 class Tracker:

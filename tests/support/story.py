@@ -17,9 +17,11 @@ from fragments.records import (
     Ask,
     Contribution,
     ContributionKey,
+    Goodbye,
     Hello,
     Lease,
     Published,
+    RefusalCode,
     Report,
     Role,
     ServerNote,
@@ -51,25 +53,46 @@ class Story:
         create_run(self.run, self._spec, *tiny_birth(self._spec), disk=self.disk)
         self.disk.mark("born")
 
-    def live(self, rounds: int, life: str) -> None:
-        """One server's life, until so many more versions have been published."""
+    def live(self, rounds: int, life: str, after_rollback: int = 0) -> None:
+        """One server's life, until so many more versions have been published. Then, where
+        `after_rollback` is not 0, the run goes back to its beginning, and that many are published.
+        """
         with OuterServer(
             self.run, SnapshotRule(every_rounds=2), keep_journal=self.keep_journal, disk=self.disk
         ) as server:
             self._server = server
             status = server.status()
             self.disk.mark(("server", status.generation, status.epoch))
-            notes: queue.SimpleQueue[tuple[str, ServerNote]] = queue.SimpleQueue()
-            self._leases = {name: self._join(name, life) for name in self._steps}
-            for name, lease in self._leases.items():
-                for index, fragment in enumerate(server.state.fragments):
-                    at = Version(status.epoch, fragment.version)
-                    self.digests[at.epoch, index, at.number] = fragment.digest
-                    server.adopted(lease, Adopted(index, at, fragment.digest, self._steps[name]))
-                server.attach(lease, partial(_put, notes, name))
-            goal = status.rounds_merged + rounds
-            while server.status().rounds_merged < goal:
-                self._step(notes)
+            self._go_on(rounds, life)
+            if after_rollback:
+                self._next_epoch = server.status().epoch + 1
+                self.disk.mark(("asked", self._next_epoch))
+                server.admin.roll_back("", up_to_version=0, reason="a story")
+                self.disk.mark(("rolled", server.status().epoch))
+                self._go_on(after_rollback, f"{life}, again")
+
+    def _go_on(self, rounds: int, life: str) -> None:
+        """All join, and step until so many versions more are published."""
+        server, epoch = self._server, self._server.status().epoch
+        notes: queue.SimpleQueue[tuple[str, ServerNote]] = queue.SimpleQueue()
+        self._leases = {name: self._join(name, life) for name in self._steps}
+        for name, lease in self._leases.items():
+            for index, fragment in enumerate(server.state.fragments):
+                at = Version(epoch, fragment.version)
+                self.digests[at.epoch, index, at.number] = fragment.digest
+                server.adopted(lease, Adopted(index, at, fragment.digest, self._steps[name]))
+            server.attach(lease, partial(self._hear, notes, name))
+        goal = server.status().rounds_merged + rounds
+        while server.status().rounds_merged < goal:
+            self._step(notes)
+
+    def _hear(
+        self, notes: queue.SimpleQueue[tuple[str, ServerNote]], name: str, note: ServerNote
+    ) -> None:
+        """From the server's threads. A lease that is lost to a rollback tells of its epoch."""
+        if isinstance(note, Goodbye) and note.code is RefusalCode.LEASE_LOST:
+            self.disk.mark(("begun", self._next_epoch))
+        notes.put((name, note))
 
     def _join(self, name: str, life: str) -> Lease:
         digest = self._server.describe().layout_digest
@@ -131,7 +154,3 @@ def noise(spec: RunSpec, layout: Layout, fragment: int, seed: int) -> Payload:
         flat[: slot.size] = rng.integers(-7, 7, slot.size)
     steps = np.where(codes.any(axis=1), 0x3C00, 0).astype(np.uint16)
     return Codec.of(spec.codec).encode(part, jnp.asarray(codes), jnp.asarray(steps))
-
-
-def _put(notes: queue.SimpleQueue[tuple[str, ServerNote]], name: str, note: ServerNote) -> None:
-    notes.put((name, note))
