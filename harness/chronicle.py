@@ -99,7 +99,10 @@ def account_lines(found: Account, *, as_json: bool) -> list[str]:
     """What came into every fragment from every shard, and why the rest did not."""
     if as_json:
         return [json.dumps(dataclasses.asdict(found), default=str)]
-    lines = []
+    lines = [
+        f"shard {shard}: what was trained before batch {batch} has left the journal"
+        for shard, batch in found.begins
+    ]
     for shard, fragment in sorted({(each.shard, each.fragment) for each in found.merged}):
         mine = [each for each in found.merged if (each.shard, each.fragment) == (shard, fragment)]
         gaps = [each for each in found.gaps if (each.shard, each.fragment) == (shard, fragment)]

@@ -65,7 +65,11 @@ class Administration:
         rollback = Rollback(state.epoch + 1, point.snapshot, point.rounds_merged, reason)
         event = RollBack(point, rollback.epoch, reason[:MAX_TEXT])
         restored = self._engine.between_snapshots(lambda: self._restored(rollback))
-        return _answer(self._engine.call(event, values=restored.fragments))
+        try:
+            return _answer(self._engine.call(event, values=restored.fragments))
+        except (SettingsError, StorageError):
+            self._engine.between_snapshots(lambda: self._directory.forget_rollback(rollback))
+            raise
 
     def snapshot(self) -> Answered:
         """Write a snapshot now; answered once it is durable."""

@@ -159,6 +159,8 @@ class Engine:
         self._queue: queue.Queue[_Item | None] = queue.Queue(QUEUE_LENGTH)
         self._merger = ThreadPoolExecutor(1, "merge")
         self._synced_at_s = 0.0
+        self._is_synced = True
+        self._is_stopping = False
         self._stalled_at_s = 0.0
         self._kept: list[_Item] = []
         self.stalled = ""
@@ -196,18 +198,27 @@ class Engine:
             self._saver.close()
             self._journal.close()
             return
-        with contextlib.suppress(StorageError):
+        # A disk that takes nothing, or an engine that is behind, does not keep it from ending.
+        with contextlib.suppress(StorageError, BusyError, TimeoutError):
             self.call(Drain(reason))
+        self._is_stopping = True
         self._merger.shutdown(wait=True)
-        self._queue.put(None, timeout=CALL_TIMEOUT_S)
-        self._thread.join()
+        self._end()
         self._saver.close()
         self._saver.refuse(BusyError("the server is stopping: it writes a snapshot by itself"))
         self._holdings.send(None, Goodbye(None, reason))
         try:
-            self._save(self._snapshot(self._state, self._journal.position))
+            if not self.failed.is_set():
+                self._save(self._snapshot(self._state, self._journal.position))
         finally:
             self._journal.close()
+
+    def _end(self) -> None:
+        """Let the engine's thread handle what waits, and end."""
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(None, timeout=1.0)
+                self._thread.join()
 
     def call(
         self,
@@ -333,7 +344,7 @@ class Engine:
             self._spread(each)
             wake_at_s = each.outcome.wake_at_s
         self._save_if_due()
-        return wake_at_s
+        return wake_at_s if self._is_synced else min(wake_at_s, self._synced_at_s + SYNC_EVERY_S)
 
     def _write(self, items: list[_Item], now_s: float) -> list[_Handled]:
         """What follows from `items`, on the tape, and durably so where anybody is to hear of it.
@@ -341,7 +352,8 @@ class Engine:
         """
         state, handled, entries = self._state, list[_Handled](), list[Entry]()
         position, unix_s = self._journal.position, time.time()
-        must_last = now_s - self._synced_at_s >= SYNC_EVERY_S
+        must_last = not self._is_synced and now_s - self._synced_at_s >= SYNC_EVERY_S
+        is_late = must_last
         for item in items:
             before, (outcome, is_told) = state, self._outcome(state, item, now_s)
             state, event = outcome.state, item.event
@@ -355,9 +367,15 @@ class Engine:
             at = None if position is None else position + len(entries)
             handled.append(_Handled(item, outcome, at, ends_run))
         covered = self._saver.take_covered()
-        if entries or covered is not None:
-            self._journal.write(entries, durable=must_last, trim=covered)
-            self._synced_at_s = now_s if must_last else self._synced_at_s
+        if entries or covered is not None or is_late:
+            try:
+                self._journal.write(entries, durable=must_last, trim=covered)
+            except StorageError:
+                self._saver.put_back(covered)
+                raise
+            if must_last or self._is_synced:
+                self._synced_at_s = now_s
+            self._is_synced = must_last
         return handled
 
     def _outcome(self, state: RunState, item: _Item, now_s: float) -> _Made:
@@ -432,6 +450,8 @@ class Engine:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
+            case StartMerge() if self._is_stopping:
+                pass  # Nobody would do it: what was to be merged waits for the next server.
             case StartMerge(order):
                 payloads = self._holdings.payloads_of(order)
                 self._merger.submit(self._merge, order, payloads, self._state.epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import structlog
 
@@ -66,18 +67,28 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
     lost = "it goes on from a copy" if take_over else ""
     if keep_journal or directory.journal.is_dir():
         durable = DurableJournal(directory.disk, directory.journal, mend=True)
-        lost = _play(directory, durable, restored, replay) or lost
+        played = _play(directory, durable, restored, replay)
+        lost = played.lost or lost
+        if played.lost:
+            # Before anything is cut, after which nothing would tell that it was there.
+            directory.write_record(replace(record, lost=played.lost))
+        if played.cut_after is not None:
+            removed = durable.cut_after(played.cut_after)
+            _log.warning("tape_cut", after=played.cut_after, removed=removed, reason=played.lost)
         if keep_journal:
             journal = durable
         else:
             durable.close()
-    lost = lost or _missing(record, restored, replay.state)
+    lost = lost or record.lost or _missing(record, restored, replay.state)
+    digests = replay.digests() if replay.unsettled else ()
     epochs = max(record.epoch, replay.state.epoch)
     if lost:
         epochs = max(epochs, record.epoch_begun)
     generation = max(record.generation, replay.state.generation)
     started = Started(
-        generation + (TAKE_OVER_GENERATIONS if take_over else 1), epochs + 1 if lost else epochs
+        generation + (TAKE_OVER_GENERATIONS if take_over else 1),
+        epochs + 1 if lost else epochs,
+        digests,
     )
     state = handle(replay.state, started, 0.0, directory.layout.digest).state
     replay.holdings.renew(state)
@@ -112,27 +123,34 @@ def _check_place(directory: RunDirectory, record: ServerRecord, *, take_over: bo
     )
 
 
+class _Played(NamedTuple):
+    """What came of a tape. `lost`: why not all is there, or "". `cut_after`: what follows on this
+    event is to be removed; None for nothing.
+    """
+
+    lost: str
+    cut_after: int | None = None
+
+
 def _play(
     directory: RunDirectory, journal: DurableJournal, restored: Restored, replay: Replay
-) -> str:
-    """Let all happen that the tape has after the snapshot; why not all is there, or ""."""
+) -> _Played:
+    """Let all happen that the tape has after the snapshot."""
     if restored.position is None:
         # Written by a server that kept no tape: what is there is older. From now on one is kept.
         journal.clear()
         values, payloads = Unwritten(replay.parameters.fragments), dict(restored.payloads)
         directory.save(Snapshot(restored.state, values, payloads, journal.position))
-        return journal.damage
+        return _Played(journal.damage)
     try:
         for record, payload in journal.records(restored.position):
             replay.apply(record, payload)
     except DamagedTapeError as error:
-        removed = journal.cut_after(error.last_whole)
-        _log.warning("tape_cut", after=error.last_whole, removed=removed, reason=str(error))
-        return f"the journal is damaged ({error})"
-    if replay.differences:
-        _log.warning("not_the_same_bits", first=replay.differences[0], all=len(replay.differences))
-        return "this machine does not compute the bits that were published"
-    return journal.damage
+        return _Played(f"the journal is damaged ({error})", error.last_whole)
+    if replay.unsettled:
+        _log.warning("not_the_same_bits", first=replay.unsettled[0], all=len(replay.unsettled))
+        return _Played("this machine does not compute the bits that were published")
+    return _Played(journal.damage)
 
 
 def _missing(record: ServerRecord, restored: Restored, state: RunState) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from fragments.digest import digest_hex
 from fragments.errors import RunDirectoryError
 from fragments.payload import Payload
 from fragments.records import Answered, ContributionKey, Receipt
@@ -27,6 +28,7 @@ from outer_server.store.tape import DamagedTapeError, Record
 class Replay:
     """A run on its way through the tape. `differences`: sentences, one for each version whose
     digest is another than the tape says, which happens on a processor of another kind.
+    `unsettled`: those since which no server has begun an epoch with what came out here.
 
     Args:
         parameters: the tensors of `state`; changed by `apply`.
@@ -47,6 +49,7 @@ class Replay:
         self.holdings = Holdings(parameters, state, payloads)
         self._load = load
         self.differences: list[str] = []
+        self._settled = 0
         self.merges = 0
 
     def apply(self, record: Record, payload: Payload | None) -> tuple[Note, ...]:
@@ -66,11 +69,27 @@ class Replay:
             self._go_back(event, outcome.state, record.number)
         self.state = outcome.state
         if isinstance(event, Started):
-            self.holdings.renew(self.state)
+            self._begin(event)
         for effect in outcome.effects:
             if isinstance(effect, Publish | Discard):
                 self.holdings.perform(effect)
         return tuple(effect for effect in outcome.effects if isinstance(effect, Note))
+
+    @property
+    def unsettled(self) -> Sequence[str]:
+        """See the class."""
+        return self.differences[self._settled :]
+
+    def digests(self) -> tuple[str, ...]:
+        """Those of the values that came out here."""
+        return tuple(digest_hex(values.broadcast_BxN) for values in self.holdings.published)
+
+    def _begin(self, event: Started) -> None:
+        if event.digests and event.digests != self.digests():
+            self.differences.append(f"epoch {event.epoch} began with other values than are here")
+        elif event.digests:
+            self._settled = len(self.differences)
+        self.holdings.renew(self.state)
 
     def _go_back(self, event: RollBack, state: RunState, number: int) -> None:
         try:

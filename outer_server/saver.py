@@ -101,6 +101,11 @@ class Saver:
         covered, self._covered = self._covered, None
         return covered
 
+    def put_back(self, covered: int | None) -> None:
+        """What `take_covered` said could not be acted upon."""
+        if self._covered is None:
+            self._covered = covered
+
     def wait_written(self, fragment: int, timeout_s: float) -> None:
         """Have the one under way write a fragment next, and wait for that. For any thread."""
         self._unwritten.wait_written(fragment, timeout_s)

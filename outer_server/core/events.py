@@ -112,10 +112,13 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A server goes on with the run, as `core.resume` has it; times count from now."""
+    """A server goes on with the run, as `core.resume` has it; times count from now. `digests`: of
+    what its fragments are, where it could not compute the bits that the tape tells of; else empty.
+    """
 
     generation: int
     epoch: int
+    digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,13 +96,15 @@ class Account:
     """All data of a run, by shard and fragment, in order.
 
     Nothing counts twice where `overlaps` is empty; `merged` and `gaps` together are everything from
-    the first batch to the last that the server has heard of.
+    the first batch to the last that the server has heard of. `begins`, by (shard, batch): where
+    that first one is, for shards that had been trained on before the tape begins.
     """
 
     merged: tuple[Interval, ...]
     gaps: tuple[Gap, ...]
     overlaps: tuple[tuple[Interval, Interval], ...]
     miscounts: tuple[Miscount, ...]
+    begins: tuple[tuple[int, int], ...] = ()
 
 
 def account(
@@ -173,6 +175,8 @@ class _Book:
     """By shard: where a process began."""
     heard: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """By shard: the largest cursor."""
+    before: dict[int, int] = field(default_factory=dict)
+    """By shard: the largest cursor before the first event."""
     waiting: dict[ContributionKey, _Entry] = field(default_factory=dict)
     merged: dict[ContributionKey, tuple[int, _Entry]] = field(default_factory=dict)
     """With the version that each came into."""
@@ -187,7 +191,8 @@ class _Book:
             if record.role is Role.LEARNER:
                 process = _Process(record.name, record.shard_index, record.incarnation)
                 self.processes[record.token] = self.newest[record.name] = process
-                self.heard[process.shard] = record.cursor
+                self._hear(process.shard, record.cursor)
+        self.before = dict(self.heard)
         for fragment in state.fragments:
             taken = fragment.round.order if fragment.round is not None else None
             for meta in (*fragment.arrived, *(taken.contributions if taken else ())):
@@ -303,11 +308,17 @@ class _Book:
                 merged += here
                 overlaps += _overlaps(here)
                 gaps += self._gaps((shard, fragment), here)
-        return Account(tuple(merged), tuple(gaps), tuple(overlaps), tuple(self.miscounts))
+        begins = tuple((shard, cursor) for shard, cursor in sorted(self.before.items()) if cursor)
+        return Account(tuple(merged), tuple(gaps), tuple(overlaps), tuple(self.miscounts), begins)
 
     def _gaps(self, place: Place, merged: Sequence[Interval]) -> list[Gap]:
         shard, fragment = place
-        left: list[Span] = [(0, self.heard[shard])]
+        # What was trained before the tape begins is known only as far as contributions hold it.
+        entries = [(interval.start, interval.stop) for interval in merged]
+        entries += [span for span, _, _ in self.lost[place]]
+        before = self.before.get(shard, 0)
+        first = min((start for start, _ in entries if start < before), default=before)
+        left: list[Span] = [(first, self.heard[shard])]
         for interval in merged:
             left = [s for span in left for s in _without(span, (interval.start, interval.stop))]
         gaps: list[Gap] = []

@@ -132,8 +132,10 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     fragment = state.fragments[told.fragment]
     record = state.learners[event.learner]
     base = record.bases[told.fragment]
-    if told.version.number > fragment.version or told.version.number < base.version:
+    if told.version.number < base.version:
         return state, []
+    if told.version.number > fragment.version:
+        return state, _unknown(event, fragment.version)
     if told.version.number == fragment.version and told.digest != fragment.digest:
         reason = (
             f"fragment {told.fragment} at version {told.version} has digest {told.digest}, "
@@ -156,6 +158,20 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
         state = replace(state, averages=replace(averages, sync_s=sync_s))
         state = state.with_fragment(told.fragment, replace(fragment, closed_at_s=None))
     return state, []
+
+
+def _unknown(event: HasAdopted, newest: int) -> list[Effect]:
+    """Somebody trains on a version of this epoch that is not there (yet): this server goes on from
+    less than was published, as a journal that lost its end leaves it. A join sets that right.
+    """
+    told = event.adopted
+    reason = (
+        f"version {told.version} of fragment {told.fragment} was published, and the newest that is "
+        f"known here is {newest}: the journal has lost its end; join again"
+    )
+    fields = (("learner", event.learner), ("fragment", told.fragment))
+    goodbye = Goodbye(RefusalCode.LEASE_LOST, reason)
+    return [Note("version_lost", reason, fields), Disconnect(event.learner, goodbye)]
 
 
 def evaluated(state: RunState, event: Evaluated, now_s: float) -> tuple[RunState, list[Effect]]:

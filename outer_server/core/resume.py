@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fragments.records import Phase
@@ -11,7 +12,7 @@ TOKEN_BITS = 32
 """A generation grants fewer leases than 2 to this power."""
 
 
-def resume(state: RunState, generation: int, epoch: int) -> RunState:
+def resume(state: RunState, generation: int, epoch: int, digests: Sequence[str] = ()) -> RunState:
     """`state` as loaded, made ready to go on under a new server generation.
 
     Open rounds end, and what had arrived for them waits for the next. Times
@@ -20,7 +21,8 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
 
     A larger `epoch` says that the snapshot may be older than what was published:
     every base, and every contribution to one, is void, and what was trained since
-    counts neither for the run nor for its budget.
+    counts neither for the run nor for its budget. `digests` are those of the fragments as they are,
+    where they are others than `state` tells of.
     """
     # Tokens only rise, also over joins that the snapshot does not know of.
     token = max(state.next_token, generation << TOKEN_BITS)
@@ -33,6 +35,9 @@ def resume(state: RunState, generation: int, epoch: int) -> RunState:
         reason = state.held or "the server was restarted"
         state = replace(state, phase=phase, phase_reason=reason)
     fragments = tuple(_parked(fragment) for fragment in state.fragments)
+    if digests:
+        pairs = zip(fragments, digests, strict=True)
+        fragments = tuple(replace(fragment, digest=digest) for fragment, digest in pairs)
     learners = {name: _waiting(record) for name, record in state.learners.items()}
     if epoch == state.epoch:
         return replace(state, fragments=fragments, learners=learners)

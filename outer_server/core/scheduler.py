@@ -54,7 +54,8 @@ class Outcome:
 def handle(state: RunState, event: Event, now_s: float, layout_digest: str) -> Outcome:
     """Apply one event at `now_s` (seconds, monotonic) and every rule that it sets off."""
     if isinstance(event, Started):
-        return Outcome(resume(state, event.generation, event.epoch), (), None, now_s)
+        state = resume(state, event.generation, event.epoch, event.digests)
+        return Outcome(state, (), None, now_s)
     state, reply, effects = _record(state, event, now_s, layout_digest)
     state, more, wake_at_s = settle(state, now_s)
     return Outcome(state, (*effects, *more), reply, wake_at_s)

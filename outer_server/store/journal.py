@@ -20,6 +20,7 @@ from fragments.errors import RunDirectoryError
 from fragments.payload import Payload
 from outer_server.store.payloads import FILE_BYTES, PayloadFiles
 from outer_server.store.tape import DamagedTapeError, Entry, Record, Stored, Tape
+from outer_server.store.wal import has_hole
 
 TAPE = "tape.sqlite"
 
@@ -67,7 +68,7 @@ class NoJournal:
 
 class DurableJournal:
     """A `Journal` in a directory, which is made if it is missing. With `mend` a tape that cannot be
-    read at all is set aside: see `damage`.
+    read at all is set aside. `damage`: why events may be missing that were there, "" otherwise.
 
     Raises RunDirectoryError for one of another format, StorageError when it cannot be opened.
     """
@@ -80,6 +81,9 @@ class DurableJournal:
         self.damage = ""
         self._directory = directory
         self._disk = disk
+        if mend and has_hole(directory / f"{TAPE}-wal"):
+            # Seen now, since sqlite goes on before the hole as if nothing had been after it.
+            self.damage = "events follow on one that is not what was written"
         self._tape = self._open(mend=mend)
         # The name of the directory itself is synced with server.json, before anything is served.
         disk.sync_directory(directory)

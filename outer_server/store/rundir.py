@@ -56,6 +56,7 @@ class ServerRecord:
     `clean`: it has stopped in order, and `snapshot` names what it left. `has_journal`: whatever it
     acknowledged or published is on the tape. `place` tells a directory from a copy of it; None
     before the first start. `epoch_begun`: the newest that may have begun since, by a rollback.
+    `lost`: why the next server must begin an epoch, "" where it need not.
     """
 
     generation: int
@@ -65,6 +66,7 @@ class ServerRecord:
     has_journal: bool = False
     place: int | None = None
     epoch_begun: int = 0
+    lost: str = ""
 
 
 def create_run(
@@ -208,6 +210,10 @@ class RunDirectory:
         epoch = max(record.epoch_begun, rollback.epoch)
         self.write_record(replace(record, epoch_begun=epoch))
         return self.load_named(rollback.snapshot)
+
+    def forget_rollback(self, rollback: Rollback) -> None:
+        """It was not done: its snapshot need not stay. Not while a snapshot is written."""
+        self._rollbacks = tuple(each for each in self._rollbacks if each != rollback)
 
 
 def read_run(path: Path) -> tuple[RunSpec, Layout]:

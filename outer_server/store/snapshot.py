@@ -110,7 +110,8 @@ def save(
     Old ones beyond `kept` are removed only when it is in place and its state can be read back, and
     not while the tape after one that is kept goes back to them: by the rollbacks of its state or
     `rollbacks`.
-    Raises RunDirectoryError, and leaves the old ones, when it cannot be written.
+    Raises RunDirectoryError, and leaves the old ones, when it cannot be written, or could not be
+    read again.
     """
     number = max([int(path.name) for path in numbered(directory)], default=-1) + 1
     target = directory / f"{number:06d}"
@@ -126,6 +127,9 @@ def save(
         raise RunDirectoryError(
             f"no snapshot can be written to {directory}: {error}; make room on the disk"
         ) from error
+    except ValueError as error:
+        disk.remove(draft)
+        raise RunDirectoryError(f"what is held is no snapshot to go on from: {error}") from error
     for old in _unneeded(directory, (*rollbacks, *snapshot.state.rollbacks), kept):
         disk.remove(old)
     return target
@@ -215,12 +219,22 @@ def numbered(directory: Path) -> list[Path]:
 
 def _unneeded(directory: Path, rollbacks: Sequence[Rollback], kept: int) -> list[Path]:
     """Old ones that nothing goes back to: the tape after a snapshot of an older epoch than a
-    rollback began has that rollback, and needs its snapshot.
+    rollback began has that rollback, and needs its snapshot. Damaged ones stand for no other.
     """
     paths = numbered(directory)
-    oldest = min(map(_epoch, paths[-kept:]), default=0)
+    whole = [path for path in paths if _is_readable(path)][-kept:]
+    oldest = min(map(_epoch, whole), default=0)
     needed = {rollback.snapshot for rollback in rollbacks if rollback.epoch > oldest}
-    return [path for path in paths[:-kept] if path.name not in needed]
+    return [path for path in paths[: paths.index(whole[0])] if path.name not in needed]
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a snapshot's manifest and state are whole; its values take longer to read."""
+    try:
+        check(path / "state.json", _pairs(_manifest(path)["crc32c"]["state.json"]))
+    except DAMAGE:
+        return False
+    return True
 
 
 def _epoch(path: Path) -> int:
@@ -247,7 +261,8 @@ def _write(disk: Disk, draft: Path, layout: Layout, snapshot: Snapshot) -> None:
     sums["state.json"] = write_summed(
         disk, draft / "state.json", _state_json(snapshot.state).encode()
     )
-    sums |= write_values(disk, draft, snapshot.state.spec, layout, snapshot.fragments)
+    digests = [fragment.digest for fragment in snapshot.state.fragments]
+    sums |= write_values(disk, draft, snapshot.state.spec, layout, snapshot.fragments, digests)
     manifest = {
         "format": FORMAT,
         "position": snapshot.position,

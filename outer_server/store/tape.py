@@ -142,6 +142,9 @@ class Tape:
             self._database.executemany(
                 "INSERT INTO payload VALUES (?, ?, ?, ?, ?, ?, ?)", stored_rows
             )
+            if durable and not rows and trim is None:
+                # A transaction that changes nothing would not be synced.
+                self._database.execute(f"PRAGMA user_version = {FORMAT}")
             if trim is not None:
                 # The newest stays, so that numbers go on where they were.
                 until = min(trim, last - 1)

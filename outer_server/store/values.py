@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
+from fragments.digest import digest_hex
 from fragments.disk import Disk
 from fragments.layout import FragmentLayout, Layout
 from fragments.runspec import RunSpec
@@ -26,11 +27,17 @@ SERVER = "server.safetensors"
 
 
 def write_values(
-    disk: Disk, directory: Path, spec: RunSpec, layout: Layout, unwritten: Unwritten
+    disk: Disk,
+    directory: Path,
+    spec: RunSpec,
+    layout: Layout,
+    unwritten: Unwritten,
+    digests: Sequence[str],
 ) -> dict[str, tuple[Checksum, ...]]:
     """Write both files, durably, and let go of each fragment that is in them.
 
-    Returns their checksums, by the file's name. Raises OSError.
+    Returns their checksums, by the file's name. Raises OSError, and ValueError for a fragment whose
+    broadcast copy has another digest than that of `digests`.
     """
     leaves, _ = _outer_leaves(spec, layout)
     weights_pieces = [list(_specs(part, "")) for part in layout.fragments]
@@ -42,6 +49,9 @@ def write_values(
 
         def write(index: int, values: FragmentParameters) -> None:
             part = layout.fragments[index]
+            found = digest_hex(values.broadcast_BxN)
+            if found != digests[index]:
+                raise ValueError(f"fragment {index} has digest {found}, and not {digests[index]}")
             weights.write(index, _tensors(part, values.broadcast_BxN))
             server.write(index, _server_tensors(part, values))
 

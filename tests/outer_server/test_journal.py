@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
-from fragments.disk import RealDisk
+from fragments.digest import digest_hex
 from fragments.errors import RefusedError, RunDirectoryError, StorageError
+from fragments.payload import decode_f32
 from fragments.records import (
     Adopted,
     Contribution,
@@ -26,14 +28,16 @@ from fragments.records import (
     ServerNote,
     Version,
 )
-from outer_server import history
+from outer_server import history, parameters
 from outer_server.core.events import Attached
+from outer_server.core.merge import merge as merged
 from outer_server.recovery import recover
 from outer_server.saver import SnapshotRule
 from outer_server.server import OuterServer
 from outer_server.store.rundir import RunDirectory, create_run
 from outer_server.store.tape import FORMAT
 from tests.support.crash import SamePlace, crashed
+from tests.support.power import FULL
 from tests.support.story import Story, noise
 from tests.support.tiny import tiny_birth, tiny_spec
 
@@ -174,6 +178,76 @@ def test_a_damaged_tail_is_cut_at_the_last_whole_record_in_a_new_epoch(
     assert history.replay(run).damage == ""
 
 
+def test_a_cut_that_was_not_survived_is_no_excuse(served: Path, tmp_path: Path) -> None:
+    """The tape is cut, and the server dies before it has begun the new epoch."""
+    run = tmp_path / "run"
+    shutil.copytree(served, run)
+    for name in sorted(path.name for path in (run / "snapshots").iterdir())[1:]:
+        shutil.rmtree(run / "snapshots" / name)
+    with sqlite3.connect(run / "journal" / "tape.sqlite") as tape:
+        (last,) = tape.execute("SELECT max(number) FROM event").fetchone()
+        tape.execute("UPDATE event SET at_s = at_s + 1 WHERE number = ?", (last - 3,))
+    disk = FullDisk()
+    disk.commits_left = 1  # The cut.
+    with pytest.raises(StorageError), RunDirectory(run, disk) as directory:
+        recover(directory, keep_journal=True, take_over=False)
+    with sqlite3.connect(run / "journal" / "tape.sqlite") as tape:
+        assert tape.execute("SELECT max(number) FROM event").fetchone() == (last - 4,)
+    for _ in range(2):
+        with RunDirectory(run, SamePlace()) as directory:
+            found = recover(directory, keep_journal=True, take_over=False)
+            found.journal.close()
+        assert found.state.epoch == 2, "once, and not again at the next start"
+
+
+@pytest.mark.parametrize("place", [0.2, 0.6, 0.85])
+def test_a_log_with_a_hole_begins_a_new_epoch(served: Path, tmp_path: Path, place: float) -> None:
+    """What sqlite had not yet taken out of its log when the server was killed."""
+    killed = tmp_path / "killed"
+    with OuterServer(shutil.copytree(served, tmp_path / "run"), disk=SamePlace()) as server:
+        for _ in range(40):
+            Learner(server, "z")
+        crashed(tmp_path / "run", killed)
+        generation = server.state.generation
+    log = killed / "journal" / "tape.sqlite-wal"
+    data = bytearray(log.read_bytes())
+    whole = shutil.copytree(killed, tmp_path / "whole")
+    data[int(len(data) * place)] ^= 1
+    log.write_bytes(data)
+    for run, epoch in ((killed, 2), (whole, 1)):
+        with RunDirectory(run, SamePlace()) as directory:
+            found = recover(directory, keep_journal=True, take_over=False)
+            found.journal.close()
+        assert (found.state.epoch, bool(found.lost)) == (epoch, epoch == 2)
+        assert found.state.generation > generation
+
+
+def test_what_this_machine_computes_otherwise_is_served_as_it_is(
+    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tape from a processor that rounds otherwise: a new epoch, with digests of what is held."""
+    run = tmp_path / "run"
+    shutil.copytree(served, run)
+    for name in sorted(path.name for path in (run / "snapshots").iterdir())[1:]:
+        shutil.rmtree(run / "snapshots" / name)
+
+    def otherwise(*args: Any, **settings: Any) -> Any:
+        return merged(*args, **settings) * jnp.float32(1 + 2**-7)
+
+    monkeypatch.setattr(parameters, "merge", otherwise)
+    for start in (1, 2, 3, 4):
+        with OuterServer(run, disk=SamePlace()) as server:
+            assert server.status().epoch == 2, f"at start {start}"
+            learner = Learner(server, "z")
+            for index, fragment in enumerate(server.state.fragments):
+                (full,) = server.updates(learner.lease, index, None)
+                part = server._directory.layout.fragments[index]
+                rows = server._directory.layout.rows_padded
+                value = decode_f32(part, rows, full.payload)
+                assert digest_hex(jnp.asarray(value)) == full.digest == fragment.digest
+    assert history.replay(run).differences == ()
+
+
 def _readable(run: Path) -> list[history.Happened]:
     found: list[history.Happened] = []
     with suppress(RunDirectoryError):
@@ -202,10 +276,11 @@ def test_a_tape_of_another_format_is_refused(served: Path, tmp_path: Path) -> No
         list(history.events(run))
 
 
-class FullDisk(RealDisk):
-    """A disk without room while `is_full`."""
+class FullDisk(SamePlace):
+    """A disk without room while `is_full`; which takes no commits after so many more."""
 
     is_full = False
+    commits_left: int | None = None
 
     def open(self, path: Path) -> Any:
         if self.is_full:
@@ -213,7 +288,9 @@ class FullDisk(RealDisk):
         return super().open(path)
 
     def commit(self, database: sqlite3.Connection) -> None:
-        if self.is_full:
+        if self.commits_left:
+            self.commits_left -= 1
+        elif self.commits_left == 0 or self.is_full:
             raise sqlite3.OperationalError("database or disk is full")
         super().commit(database)
 
@@ -243,6 +320,79 @@ def test_a_full_disk_refuses_pushes_serves_the_rest_and_recovers(run: Path) -> N
         assert "journal" not in status.phase_reason
         assert [learner.contributions_merged for learner in status.learners] == [1, 1]
     assert history.replay(run).differences == ()
+
+
+def test_a_server_that_is_stopped_while_its_disk_is_full_ends_in_order(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk()
+    server = OuterServer(run, disk=disk)
+    with server:
+        a, b = Learner(server, "a"), Learner(server, "b")
+        disk.is_full = True
+        for step in range(2, 30):
+            for learner in (a, b):
+                server.report(learner.lease, Report(step, 16 * step, step))
+        shut = server._engine._merger.shutdown
+
+        def shut_and_make_room(*, wait: bool) -> None:
+            """As late as can be: nobody merges any more, and rounds open and close again."""
+            shut(wait=wait)
+            disk.is_full = False
+            for learner in (a, b):
+                for fragment in (0, 1):
+                    with suppress(StorageError):
+                        learner.push(fragment=fragment)
+
+        monkeypatch.setattr(server._engine._merger, "shutdown", shut_and_make_room)
+    assert not server.failed
+    assert history.replay(run).differences == ()
+    with OuterServer(run, disk=disk) as server:
+        assert (server.status().epoch, server.status().rounds_merged) == (1, 0)
+
+
+def test_a_rollback_that_the_disk_refused_keeps_nothing_for_it(run: Path) -> None:
+    disk = FullDisk()
+    with OuterServer(run, disk=disk) as server:
+        disk.commits_left = 0
+        with pytest.raises(StorageError, match="room"):
+            server.admin.roll_back("000000", None, "a test")
+        disk.commits_left = None
+        for _ in range(5):
+            server.admin.snapshot()
+        names = sorted(path.name for path in (run / "snapshots").iterdir())
+    assert names == ["000003", "000004", "000005"]
+
+
+def test_what_nobody_was_told_of_is_durable_within_a_second_or_so(run: Path) -> None:
+    synced = threading.Event()
+
+    class Watched(SamePlace):
+        is_watched = False
+
+        def commit(self, database: sqlite3.Connection) -> None:
+            super().commit(database)
+            (level,) = database.execute("PRAGMA synchronous").fetchone()
+            if self.is_watched and level == FULL:
+                synced.set()
+
+    disk = Watched()
+    with OuterServer(run, disk=disk) as server:
+        learner = Learner(server, "a")
+        disk.is_watched = True
+        server.report(learner.lease, Report(2, 32, 2))
+        assert synced.wait(WAIT_S), "with nothing else that happens"
+
+
+def test_an_account_says_where_it_begins(tmp_path: Path) -> None:
+    story = Story(tmp_path, keep_journal=True)
+    story.live(24, "1")
+    found = history.data_account(story.run)
+    begins = dict(found.begins)
+    assert begins
+    for gap in found.gaps:
+        assert gap.start >= begins[gap.shard] - 2, "what was merged before is no gap"
+    assert all(each.stop > begins[each.shard] - 2 for each in found.merged)
 
 
 def test_a_version_that_cannot_be_made_durable_is_not_published_until_it_can(
