@@ -69,7 +69,8 @@ class Trainer:
         island: holds fragments and bases; every fragment is prepared already.
         progress: own tokens -> share of the budget trained by all, in [0, 1].
         on_report: called after every completed step; must not block.
-        on_adopted: called for every adopted version; must not block.
+        on_adopted: called for every adopted version, and again for all that are held after a loss
+            that is not finite, since they are trained on anew from there; must not block.
         pace_s: shortest time from one step's start to the next's; 0 for none.
         most_steps_on_base: the trainer pauses rather than make more steps on one
             base; None for never (the default: nobody waits).
@@ -117,9 +118,9 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint | None:
         """What this learner could go on from; for the training thread, while it does not `run`.
-        None before the first step, and after one whose loss is not finite.
+        None before the first step.
         """
-        if self._inner is None or self._is_sick or self._island.completed.step == 0:
+        if self._inner is None or self._island.completed.step == 0:
             return None
         return Checkpoint(self._island.completed, self._inner)
 
@@ -142,36 +143,43 @@ class Trainer:
             self.pace.total_s = before_s + step_began_s - began_s
             at = self._adopt(at)
             if self._is_bound(at):
-                if in_flight is not None:
-                    last_s = self._complete(in_flight, last_s)
-                    in_flight = None
-                self._publish_adopted(at)
-                self._pause(at, stop)
+                at, last_s = self._settle(at, in_flight, last_s)
+                in_flight = None
+                if self._is_bound(at):
+                    self._pause(at, stop)
                 continue
             at, in_flight, last_s = self._advance(at, in_flight, last_s)
             if self._pace_s > 0:
                 stop.wait(self._pace_s - (time.monotonic() - step_began_s))
             if self._is_sick:
-                in_flight, at = None, self._start_over()
+                in_flight, at = None, self._start_over(at)
             elif (moved := self._island.moved(at)) is not None:
                 # A step under way is made, and counts; its progress is given up with the rest.
                 in_flight, at, self._island.completed = None, moved, moved
-        if in_flight is not None:
-            self._complete(in_flight, last_s)
-        self._publish_adopted(at)
+        self._settle(at, in_flight, last_s)
 
-    def _publish_adopted(self, at: Completed) -> None:
-        """With no step under way: what was adopted since the last one was completed. Until then the
-        values that it replaced are kept, to answer from.
+    def _settle(
+        self, at: Completed, in_flight: _InFlight | None, last_s: float
+    ) -> tuple[Completed, float]:
+        """Complete the step under way, where there is one, and publish what was adopted since it
+        began: until then the values that this replaced are kept, to answer from.
+
+        Returns where training stands now, and when a step was last completed.
         """
-        if at.step == self._island.completed.step:
-            self._island.completed = at
+        if in_flight is not None:
+            last_s = self._complete(in_flight, last_s)
+            if self._is_sick:
+                return self._start_over(at), last_s
+        self._island.completed = at
+        return at, last_s
 
-    def _start_over(self) -> Completed:
+    def _start_over(self, at: Completed) -> Completed:
         """After a loss that is not finite: the global weights and fresh inner state.
 
         What was trained since the bases were adopted is given up; it would be
-        declined as not finite, and inner moments do not heal.
+        declined as not finite, and inner moments do not heal. The bases are those of `at`, the
+        newest that the server was told of: the last completed step may have older ones. Steps and
+        tokens are those of the last completed step, as nothing after it was counted.
         """
         self._restarts += 1
         done = self._island.completed
@@ -182,10 +190,14 @@ class Trainer:
                 "global weights: lower the inner learning rate, or look at the data"
             )
         # The bad batch itself is passed over: its step is not counted, its place in the data is.
-        at = self._island.from_bases(replace(done, cursor=done.cursor + 1))
+        at = self._island.from_bases(replace(done, bases=at.bases, cursor=done.cursor + 1))
         self._begin(at, None)
         self._island.completed = at
         self._is_sick = False
+        # The server was told of the newest ones at a step that was not counted, and would wait for
+        # the one after it before it asks: who is bound to pause before then would never be asked.
+        for adopted in self._island.adopted():
+            self._on_adopted(adopted)
         return at
 
     def _begin(self, at: Completed, inner: Inner | None) -> None:

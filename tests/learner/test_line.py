@@ -46,6 +46,7 @@ from learner.program import Shard
 from learner.run import Learner
 from learner.session import Session
 from learner.trainer import MAX_RESTARTS, Trainer
+from outer_server.history import data_account
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
 from tests.support.direct import DirectLink
@@ -259,6 +260,119 @@ def test_one_bad_batch_is_passed_over_and_training_goes_on() -> None:
 def test_a_loss_that_is_never_finite_ends_the_learner_with_a_sentence() -> None:
     with pytest.raises(NonFiniteError, match=f"{MAX_RESTARTS + 1} times in a row"):
         _train(BadBatches(lambda cursor: cursor >= 5), steps=20)
+
+
+def _update(version: int) -> Update:
+    """A full value of fragment 0 that is version 0 and `version` thousandths."""
+    layout, values = tiny_birth(tiny_spec())
+    value = values[0] + np.float32(version / 1000) * (values[0] != 0)
+    digest = digest_hex(jnp.asarray(value))
+    return Update(0, Version(1, version), None, digest, encode_f32(layout.fragments[0], value))
+
+
+@pytest.mark.parametrize("pace_s", [0.0, 0.001])
+@pytest.mark.parametrize("bad", [4, 5])
+def test_a_loss_that_is_not_finite_right_after_an_adoption_leaves_what_was_adopted(
+    bad: int, pace_s: float
+) -> None:
+    """The last completed step has the base before: the server would wait for it for ever."""
+    island, stop = _island(), threading.Event()
+    program = BadBatches(lambda cursor: cursor == bad)
+    told: list[Adopted] = []
+
+    def on_report(report: Report) -> None:
+        if report.step == 4:
+            island.prepare(_update(1))
+        if report.step >= 12:
+            stop.set()
+
+    Trainer(program, island, lambda _: 0.0, on_report, told.append, pace_s).run(stop)
+    now = island.completed
+    base = now.bases[0]
+    assert base is not None
+    assert base.version == Version(1, 1)
+    assert (base.cursor, base.step) == (bad + 1, bad), "begun anew after the bad batch"
+    for fragment, version in enumerate((1, 0)):
+        answer = island.answer(Ask(fragment, Version(1, version)))
+        assert isinstance(answer, Contribution)
+        assert answer.key.base_version == Version(1, version)
+        assert answer.cursor_from == bad + 1
+        assert answer.steps == answer.cursor_to - answer.cursor_from == now.step - bad
+    newest = {each.fragment: each for each in told}
+    assert tuple(newest[fragment] for fragment in range(2)) == island.adopted()
+
+
+def test_what_was_adopted_stays_where_the_last_step_before_the_stop_is_not_finite() -> None:
+    island, stop = _island(), threading.Event()
+    losses: list[float] = []
+
+    def on_report(report: Report) -> None:
+        losses.append(report.loss)
+        if report.step == 3:
+            island.prepare(_update(1))
+        if report.step in (4, 10):
+            stop.set()
+
+    # Its step is under way when the stop is seen, on the version that was adopted just before.
+    program = BadBatches(lambda cursor: cursor == 4)
+    trainer = Trainer(program, island, lambda _: 0.0, on_report, lambda _: None)
+    trainer.run(stop)
+    now = island.completed
+    assert (now.step, now.tokens, now.cursor) == (4, 64, 5)
+    assert [base.version.number for base in now.bases if base is not None] == [1, 0]
+    kept = trainer.checkpoint()
+    assert kept is not None
+    assert kept.completed is now
+    assert np.all(np.isfinite(now.params["w"]))
+    assert np.isfinite(kept.inner)
+    stop.clear()
+    trainer.run(stop)
+    assert np.all(np.isfinite(losses))
+    answer = island.answer(Ask(0, Version(1, 1)))
+    assert isinstance(answer, Contribution)
+    assert (answer.cursor_from, answer.cursor_to) == (5, island.completed.cursor)
+
+
+def test_who_is_to_pause_starts_over_first_where_the_last_step_is_not_finite() -> None:
+    island, stop = _island(), threading.Event()
+    reports: list[Report] = []
+
+    def on_report(report: Report) -> None:
+        reports.append(report)
+        if report.paused:
+            stop.set()
+
+    program = BadBatches(lambda cursor: cursor == 3)
+    bound = Trainer(
+        program, island, lambda _: 0.0, on_report, lambda _: None, most_steps_on_base=lambda: 4
+    )
+    bound.run(stop)
+    # Step 4 was made again on the batch after the bad one, and three more before the pause.
+    assert [(r.step, r.cursor) for r in reports[:4]] == [(2, 2), (3, 3), (4, 5), (5, 6)]
+    assert [(r.step, r.cursor) for r in reports if r.paused] == [(7, 8)]
+
+
+def test_a_lone_learner_with_bad_batches_keeps_every_fragment_in_step(tmp_path: Path) -> None:
+    spec = tiny_spec(budget_tokens=1 << 40)
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    stop = threading.Event()
+    program = BadBatches(lambda cursor: cursor % 11 in (0, 3, 4))
+    with OuterServer(tmp_path / "run") as server:
+        link = DirectLink(server)
+        learner = Learner("a", program, link, link.describe(), pace_s=0.004)
+        thread = threading.Thread(target=learner.run, args=(stop,))
+        thread.start()
+        try:
+            _until(lambda: min(f.version for f in server.state.fragments) >= 24)
+        finally:
+            stop.set()
+            thread.join(WAIT_S)
+    found = data_account(tmp_path / "run")
+    assert found.merged
+    assert (found.overlaps, found.miscounts) == ((), ())
+    # What was passed over is in a gap, never in what was merged.
+    skipped = [i for i in found.merged for c in range(i.start, i.stop) if c % 11 in (0, 3, 4)]
+    assert skipped == []
 
 
 def test_a_closing_lap_that_a_restart_undid_is_trained_on_from(tmp_path: Path) -> None:
