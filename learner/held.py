@@ -60,9 +60,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The local value that the last answer for a fragment was made from, its base, and when."""
+    """The local value that the last answer for a fragment was made from, its base, and when.
 
-    base: Version
+    Of use for as long as that very base is held: the same version begun anew is another `Base`, and
+    local progress on it is no longer what the answer was made from.
+    """
+
+    base: Base
     local_BxN: Float32[Array, "B N"]
     at: Completed
 

@@ -117,7 +117,8 @@ class Island:
 
     def move(self, shard: Shard, cursor: int) -> None:
         """Go on with other data from the next step on: another learner has this one's by now, and
-        what was trained of it and is not sent is given up. Any thread may say so.
+        what was trained of it and is not sent is given up. Within a shard it only goes forward:
+        from `cursor`, or from where training stands by then. Any thread may say so.
         """
         self._move = shard, cursor
 
@@ -127,6 +128,9 @@ class Island:
         if move is None:
             return None
         shard, cursor = move
+        if shard == at.shard:
+            # What was trained since the move was told is told in turn: not a second time.
+            cursor = max(cursor, at.cursor)
         return self.from_bases(replace(at, shard=shard, cursor=cursor))
 
     def consumed(self, versions: Sequence[int], epoch: int) -> None:
@@ -232,19 +236,19 @@ class Island:
             before = bases[new.fragment]
             if before is not None and before.version.epoch != new.version.epoch:
                 before = None  # The run went back: nothing of what was trained since may stay.
-            local_BxN = self._adopted_value(new, params, before)
+            # Looked up once: an answer that is made meanwhile must not be taken for half of it.
+            kept = self._kept_progress(new.fragment, before)
+            local_BxN = self._adopted_value(new, params, before, kept)
             params = self._tree.replace(new.fragment, params, local_BxN)
-            base = self._new_base(new, before, at)
+            base = self._new_base(new, at if kept is None else kept.at)
             bases = (*bases[: new.fragment], base, *bases[new.fragment + 1 :])
             adopted.append(Adopted(new.fragment, new.version, new.digest, at.step))
         return Adoption(replace(at, params=params, bases=bases), tuple(adopted))
 
-    def _new_base(self, new: Prepared, base: Base | None, at: Completed) -> Base:
-        """The base that `new` becomes; what is trained on it counts from the adoption, or, where
-        progress since the last answer is kept, from that answer.
+    def _new_base(self, new: Prepared, since: Completed) -> Base:
+        """The base that `new` becomes; what is trained on it counts from `since`: the adoption, or,
+        where progress since the last answer is kept, that answer.
         """
-        answered = self._kept_progress(new.fragment, base)
-        since = at if answered is None else answered.at
         return Base(new.version, new.value_BxN, new.digest, since.step, since.tokens, since.cursor)
 
     def _kept_progress(self, fragment: int, base: Base | None) -> Answered | None:
@@ -252,10 +256,11 @@ class Island:
         answered = self._answered.get(fragment)
         if self._adoption.mode != "rebase" or answered is None or base is None:
             return None
-        return answered if answered.base == base.version else None
+        # That base, not one of its version: it may have been begun anew since (`from_bases`).
+        return answered if answered.base is base else None
 
     def _adopted_value(
-        self, new: Prepared, params: Params, base: Base | None
+        self, new: Prepared, params: Params, base: Base | None, kept: Answered | None
     ) -> Float32[Array, "B N"]:
         """What the fragment becomes here, float32 (rows_padded, block)."""
         settings = self._adoption
@@ -266,13 +271,14 @@ class Island:
             alpha = jnp.float32(settings.alpha)
             mixed: Array = alpha * local_BxN + (jnp.float32(1) - alpha) * new.value_BxN
             return mixed
-        answered = self._kept_progress(new.fragment, base)
-        if answered is None:
+        if kept is None:
             return new.value_BxN
-        return new.value_BxN + (local_BxN - answered.local_BxN)
+        return new.value_BxN + (local_BxN - kept.local_BxN)
 
     def from_bases(self, at: Completed) -> Completed:
-        """`at` with the parameters of the bases, and nothing trained on them."""
+        """`at` with the parameters of the bases, and nothing trained on them: each is begun anew,
+        and no answer made before has a part in what follows.
+        """
         params, bases = at.params, at.bases
         for fragment, base in enumerate(at.bases):
             if base is None:
@@ -310,7 +316,7 @@ class Island:
         self._consumed[ask.fragment] = base.version
         if self._adoption.mode == "rebase":
             local_BxN = self._tree.pack(ask.fragment, now.params)
-            self._answered[ask.fragment] = Answered(base.version, local_BxN, now)
+            self._answered[ask.fragment] = Answered(base, local_BxN, now)
         return Contribution(
             key=ContributionKey(self.name, ask.fragment, base.version),
             asked_version=ask.version,

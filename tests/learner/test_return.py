@@ -145,6 +145,47 @@ def test_a_running_learner_moves_at_its_next_step() -> None:
     assert answer.steps == answer.cursor_to - 30
 
 
+@pytest.mark.parametrize(
+    ("shard", "told", "begins"),
+    [(Shard(0, 4), 101, 103), (Shard(0, 4), 110, 110), (Shard(1, 4), 7, 7)],
+)
+def test_a_move_within_a_shard_goes_forward_only(shard: Shard, told: int, begins: int) -> None:
+    """The server says what it had heard of when it was asked, and training has gone on since."""
+    island = _island()
+    island.completed = replace(island.completed, cursor=100, shard=Shard(0, 4))
+    island.move(shard, told)
+    now = replace(island.completed, step=3, tokens=48, cursor=103)
+    moved = island.moved(now)
+    assert moved is not None
+    assert (moved.shard, moved.cursor) == (shard, begins)
+    assert island.moved(moved) is None
+
+
+@pytest.mark.parametrize("move", [None, Shard(0, 2), Shard(1, 2)])
+def test_what_is_begun_anew_after_an_answer_is_not_taken_back_by_the_next_version(
+    move: Shard | None,
+) -> None:
+    """Rebasing keeps progress since the answer, and of that there is none."""
+    island = _island("rebase")
+    island.resume(_trained("rebase"))
+    island.begin([Version(1, 0)] * 2, Shard(0, 2), 5)
+    assert isinstance(island.answer(Ask(0, Version(1, 0))), Contribution)
+    at = island.completed
+    if move is None:
+        anew: Completed | None = island.from_bases(replace(at, cursor=6))
+    else:
+        island.move(move, 9)
+        anew = island.moved(at)
+    assert anew is not None
+    island.completed = anew
+    island.prepare(replace(_updates()[0], version=Version(1, 1)))
+    now = island.adopt(island.completed).completed
+    np.testing.assert_array_equal(now.params["w"], TinyProgram().init_params(0)["w"])
+    base = now.bases[0]
+    assert base is not None
+    assert (base.step, base.tokens, base.cursor) == (anew.step, anew.tokens, anew.cursor)
+
+
 def test_an_answer_that_was_thrown_away_consumed_nothing() -> None:
     island = _island()
     island.resume(_trained())
