@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 import structlog
 
@@ -50,9 +51,17 @@ class Inbox:
             self._thread.join(STOP_S)
 
     def want(self, published: Published) -> None:
-        """Queue a version; never blocks."""
+        """Queue a version, unless a newer one is wanted or held already; never blocks."""
         with self._changed:
-            self._wanted[published.fragment] = published.version
+            wanted = self._wanted.get(published.fragment)
+            if wanted is None or wanted < published.version:
+                self._wanted[published.fragment] = published.version
+                self._changed.notify_all()
+
+    def want_only(self, newest: Sequence[Version]) -> None:
+        """Queue one version of each fragment instead of whatever was wanted; never blocks."""
+        with self._changed:
+            self._wanted = dict(enumerate(newest))
             self._changed.notify_all()
 
     @property

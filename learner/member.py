@@ -173,8 +173,7 @@ class Member:
         self.island.consumed(welcome.consumed, welcome.epoch)
         newest = [Version(welcome.epoch, number) for number in welcome.versions]
         self._place(welcome, newest)
-        for fragment, version in enumerate(newest):
-            self._want(Published(fragment, version))
+        self._want(newest)
         _log.info(
             "joined",
             token=welcome.lease.token,
@@ -193,15 +192,17 @@ class Member:
             _log.warning("moved", shard=shard.index, cursor=welcome.cursor)
             self.island.move(shard, welcome.cursor)
 
-    def _want(self, published: Published) -> None:
-        """Pull a version, unless it is held already. One that is *older* than what is held says
-        that another copy of the run is served now: what is held is no base there.
+    def _want(self, newest: list[Version]) -> None:
+        """Pull what a grant calls the newest versions, unless they are held already. One that is
+        *older* than what is held says that another copy of the run is served now: what is held is
+        no base there. (A note on the stream says no such thing: it may only have come late.)
         """
-        held = self.island.newest_version(published.fragment)
-        if held is not None and published.version < held:
-            _log.warning("went_back", fragment=published.fragment, held=str(held))
-            self.island.forget(published.fragment)
-        self.inbox.want(published)
+        for fragment, version in enumerate(newest):
+            held = self.island.newest_version(fragment)
+            if held is not None and version < held:
+                _log.warning("went_back", fragment=fragment, held=str(held))
+                self.island.forget(fragment)
+        self.inbox.want_only(newest)
 
     def _noted(self, note: ServerNote) -> None:
         match note:
@@ -210,7 +211,7 @@ class Member:
             case Ask():
                 self._on_ask(note)
             case Published():
-                self._want(note)
+                self.inbox.want(note)
             case Goodbye(code=RefusalCode.BAD_PAYLOAD):
                 self.island.forget_all()
             case _:

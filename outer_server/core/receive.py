@@ -122,7 +122,9 @@ def decline(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
 
 
 def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState, list[Effect]]:
-    """Note the base; end the lease of a learner whose copy differs from the server's."""
+    """Note the base; end the stream of a learner whose copy differs from the server's. Its lease
+    stays until it joins again, which the goodbye has it do, or lapses.
+    """
     told = event.adopted
     if not 0 <= told.fragment < len(state.fragments) or told.version.epoch != state.epoch:
         return state, []
