@@ -69,12 +69,16 @@ class Keeper:
         self._queue.put(Checkpoint(completed, inner))
 
     def keep(self, last: Checkpoint | None) -> None:
-        """Write this one, where there is one, whether it is due or not; never blocks."""
+        """Write this one, where there is one, whether it is due or not; never blocks. At a stop it
+        has no longer than `stop` waits.
+        """
         if last is not None:
             self._queue.put(last)
 
     def stop(self) -> None:
-        """Write what is queued and no more; waits for STOP_S at most."""
+        """Write what is queued and no more; waits for STOP_S at most. What is not written by then
+        is left unfinished when the process ends, and the checkpoint before it stays.
+        """
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(STOP_S)

@@ -33,7 +33,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRule:
-    """Where checkpoints go, and the shortest time between two."""
+    """Where checkpoints go, and the shortest time between two.
+
+    A learner that is stopped writes one more, of its last step, and gives it `keeper.STOP_S`: what
+    takes longer is left unfinished, and the one before stays.
+    """
 
     directory: Path
     every_s: float
