@@ -23,6 +23,7 @@ from fragments.records import (
     Phase,
     Progress,
     Published,
+    Refusal,
     RefusalCode,
     Report,
     Role,
@@ -124,9 +125,7 @@ class Connection:
         self._up.reset()
         self._down.reset()
         self._pulling = False
-        if self._pushing is not None:
-            self._unsent[self._pushing.contribution.key.fragment] = self._pushing
-            self._pushing = None
+        self._keep_pushing()
 
     def report(self, report: Report) -> None:
         """Say where the learner is, in its own counters; said again as a heartbeat."""
@@ -275,7 +274,10 @@ class Connection:
         def arrive() -> None:
             if stream != self._stream or lease is None:
                 return
-            self._server.contribute(lease, contribution)
+            reply = self._server.contribute(lease, contribution)
+            if isinstance(reply, Refusal) and reply.code is RefusalCode.LEASE_LOST:
+                self._later(self._keep_pushing)
+                return
             self._sent_steps[fragment] = outgoing.at_step
             self._later(self._pushed)
 
@@ -285,6 +287,12 @@ class Connection:
         """Receipt or refusal: either way the contribution is dealt with."""
         self._pushing = None
         self._push_next()
+
+    def _keep_pushing(self) -> None:
+        """The line was cut or the lease lost: what was under way is still good on the next one."""
+        if self._pushing is not None:
+            self._unsent[self._pushing.contribution.key.fragment] = self._pushing
+            self._pushing = None
 
     def _missing(self) -> int | None:
         for fragment, version in self._wanted.items():
