@@ -231,8 +231,9 @@ class _Book:
         if process != before or hello.cursor < welcome.cursor:
             self.begins[process.shard].add(welcome.cursor)
         self._hear(process.shard, welcome.cursor)
-        is_kept = before is not None and before.shard == process.shard and hello.cursor > 0
-        if is_kept and hello.cursor < welcome.cursor:
+        # A process that joins again builds on nothing from before where it is to go on.
+        is_heir = before is not None and before != process and before.shard == process.shard
+        if is_heir and 0 < hello.cursor < welcome.cursor:
             span = (hello.cursor, welcome.cursor)
             self.holes.append(_Hole(process.learner, process.shard, span))
 
