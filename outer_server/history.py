@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from outer_server.store.snapshot import Known, Restored, is_same, known, load_ol
 from outer_server.store.tape import DamagedTapeError, Record, Tape
 
 Progress = Callable[[int, int], None]
+
+Look = Callable[[Record, Replay, Sequence[Note]], None]
+"""Told of each event that was run again, where the run is after it, and what it had to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +99,16 @@ class Replayed:
     parameters: Parameters
 
 
-def replay(run: Path, progress: Progress = lambda _done, _all: None) -> Replayed:
+def replay(
+    run: Path,
+    progress: Progress = lambda _done, _all: None,
+    look: Look = lambda _record, _replay, _notes: None,
+) -> Replayed:
     """Run the tape again from the oldest snapshot. No server may use the directory meanwhile, and
     nothing in it is changed.
 
-    `progress` is told of events done, and of how many there are. Raises RunDirectoryError.
+    `progress` is told of events done, and of how many there are; `look` of each event. Raises
+    RunDirectoryError.
     """
     with RunDirectory(run) as directory:
         first = load_oldest(directory.snapshots, directory.spec, directory.layout)
@@ -109,23 +117,25 @@ def replay(run: Path, progress: Progress = lambda _done, _all: None) -> Replayed
                 f"{run} has no journal, or no snapshot that says where it goes on: nothing was "
                 "served from it yet"
             )
-        return _replay(directory, first, progress)
+        return _replay(directory, first, progress, look)
 
 
 def newest(run: Path) -> Replayed:
     """The newest snapshot and what the tape has after it. Otherwise as `replay`."""
     with RunDirectory(run) as directory:
-        return _replay(directory, directory.load(), lambda _done, _all: None)
+        return _replay(
+            directory, directory.load(), lambda _done, _all: None, lambda _record, _replay, _: None
+        )
 
 
-def _replay(directory: RunDirectory, first: Restored, progress: Progress) -> Replayed:
+def _replay(directory: RunDirectory, first: Restored, progress: Progress, look: Look) -> Replayed:
     snapshots = {k.position: k for k in known(directory.snapshots, directory.spec)}
     parameters = Parameters(directory.spec, directory.layout, first.fragments)
     again = Replay(parameters, first.state, first.payloads, directory.load_named)
     differences, done, compared, damage = list[str](), 0, 0, ""
     try:
         for record, payload, last in _records(directory, first.position):
-            again.apply(record, payload)
+            look(record, again, again.apply(record, payload))
             done += 1
             snapshot = snapshots.get(record.number)
             if snapshot is not None:

@@ -20,12 +20,29 @@ class LossAt(BaseModel):
     loss: float
 
 
-class Judgement(BaseModel):
-    """What the referee found. `differences`: of digests, a sentence each.
+class DataFound(BaseModel):
+    """The account of the training data (`outer_server.core.intervals`), in batches summed over
+    fragments. `gaps`: batches that were trained and did not come into a fragment, by reason.
+    `overlaps`: pairs of merged intervals that share a batch. `miscounts`: contributions that hold
+    other batches than they say.
+    """
 
-    `starts` of servers; `epochs` beyond the first mean that something was lost. `lapsed`: leases
-    that ended by silence. `snapshots`: whose state was compared with the tape's. `weights_digest`:
-    at the tape's end, as the status has it.
+    model_config = ConfigDict(frozen=True)
+
+    fragments: int
+    merged: int
+    gaps: dict[str, int]
+    overlaps: int
+    miscounts: int
+
+
+class Judgement(BaseModel):
+    """What the referee found. `differences`: of digests, a sentence each. `voided`: acknowledged,
+    and undone because an operator asked for it.
+
+    `starts` of servers; `epochs` beyond the first and those of `rollbacks` mean that something was
+    lost. `lapsed`: leases that ended by silence. `snapshots`: whose state was compared with the
+    tape's. `weights_digest`: at the tape's end, as the status has it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,12 +50,15 @@ class Judgement(BaseModel):
     acknowledged: int
     acknowledged_lost: int
     applied_twice: int
+    voided: int
     fates: dict[str, int]
     findings: tuple[str, ...]
     differences: tuple[str, ...]
     events: int
     starts: int
     epochs: int
+    rollbacks: int
+    data: DataFound
     versions: int
     lapsed: int
     snapshots: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,12 @@ MERGED = "merged"
 WAITING = "waiting to be merged"
 LEFT_OVER = "left over when the run was finished"
 VOID = "void in a new epoch"
+ROLLED_BACK = "void: an operator went back to a snapshot"
+DROPPED = "void: dropped with its learner's eviction"
 UNEXPLAINED = "gone without a reason"
 _LOST = (VOID, UNEXPLAINED)
+_VOIDED = (ROLLED_BACK, DROPPED)
+"""Somebody has asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,14 @@ def _acknowledged(line: dict[str, object]) -> Acknowledged:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`lost` and `twice` are numbers of contributions, `findings` a sentence for each of them.
-    `fates`: how many of those on the tape came to which end.
+    `voided`: acknowledged, and undone because an operator asked for it. `fates`: how many of those
+    on the tape came to which end.
     """
 
     acknowledged: int
     lost: int
     twice: int
+    voided: int
     fates: dict[str, int]
     findings: tuple[str, ...]
 
@@ -86,23 +92,43 @@ class Ledger:
     """Told of each event of the tape, in order."""
 
     _accepted: dict[ContributionKey, list[Bytes]] = field(default_factory=lambda: defaultdict(list))
-    _merges: Counter[ContributionKey] = field(default_factory=Counter)
+    _times: Counter[ContributionKey] = field(default_factory=Counter)
+    """Accepted, since it was void last."""
+    _merges: dict[ContributionKey, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The versions that it came into, of those that still stand."""
     _fate: dict[ContributionKey, str] = field(default_factory=dict)
 
     def accept(self, key: ContributionKey, payload: Bytes) -> None:
         """The server took it, and said so or was about to."""
         self._accepted[key].append(payload)
+        self._times[key] += 1
         self._fate[key] = WAITING
 
-    def merge(self, keys: Iterable[ContributionKey], refused: str | None) -> None:
-        """A round took these; `refused`: why nothing came of it."""
+    def merge(self, keys: Iterable[ContributionKey], version: int, refused: str | None) -> None:
+        """A round took these into `version`; `refused`: why nothing came of it."""
         for key in keys:
-            self._merges[key] += refused is None
+            if refused is None:
+                self._merges[key].append(version)
             self._fate[key] = MERGED if refused is None else f"not merged: {refused}"
 
     def drop(self, key: ContributionKey, reason: str) -> None:
         """It waits no more, and no round took it."""
         self._fate[key] = reason
+
+    def void(self, key: ContributionKey, reason: str) -> None:
+        """It is as if it had never come, because an operator asked for that: it may come again."""
+        self._fate[key] = reason
+        self._times[key] = 0
+        self._merges[key] = []
+
+    def roll_back(self, versions: Sequence[int]) -> None:
+        """An operator went back to these versions, one for each fragment: what came later is void,
+        and so is what waits.
+        """
+        for key, fate in list(self._fate.items()):
+            later = any(each > versions[key.fragment] for each in self._merges[key])
+            if later or fate == WAITING:
+                self.void(key, ROLLED_BACK)
 
     def judge(self, receipts: Iterable[Acknowledged]) -> Verdict:
         """Whether all that was acknowledged counts, and counts once."""
@@ -111,13 +137,14 @@ class Ledger:
             acknowledged[receipt.key].add(receipt.payload)
         lost = {key: why for key, sent in acknowledged.items() if (why := self._lost(key, sent))}
         twice = {
-            key: f"accepted {len(self._accepted[key])} times, merged {self._merges[key]} times"
+            key: f"accepted {self._times[key]} times, merged {len(self._merges[key])} times"
             for key in sorted(self._fate, key=str)
-            if len(self._accepted[key]) > 1 or self._merges[key] > 1
+            if self._times[key] > 1 or len(self._merges[key]) > 1
         }
         findings = [f"{key}: {why}" for key, why in (*lost.items(), *twice.items())]
         fates = dict(sorted(Counter(self._fate.values()).items()))
-        return Verdict(len(acknowledged), len(lost), len(twice), fates, tuple(findings))
+        voided = sum(self._fate.get(key) in _VOIDED for key in acknowledged)
+        return Verdict(len(acknowledged), len(lost), len(twice), voided, fates, tuple(findings))
 
     def _lost(self, key: ContributionKey, sent: set[Bytes]) -> str:
         """Why one that was acknowledged does not count; "" where it does."""

@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fragments.errors import DilocoError
+from fragments.layout import Layout
 from fragments.records import ContributionKey, Phase
-from harness.chaos.judgement import Judgement, LossAt
+from fragments.runspec import RunSpec
+from harness.chaos.judgement import DataFound, Judgement, LossAt
 from harness.chaos.ledger import (
+    DROPPED,
     LEFT_OVER,
     UNEXPLAINED,
     VOID,
@@ -32,17 +36,16 @@ if __name__ == "__main__":
     use_server_arithmetic(os.environ)
 
 from fragments.digest import combine
-from fragments.disk import REAL_DISK
 from fragments.tree import TreeCodec
 from harness.programs import load_program
 from outer_server.core.events import Contributed, Merged, Note, Started
+from outer_server.core.intervals import Account
 from outer_server.core.state import RunState
-from outer_server.parameters import Parameters
+from outer_server.history import data_account, replay
 from outer_server.replay import Replay
-from outer_server.store.journal import DurableJournal
-from outer_server.store.rundir import RunDirectory
-from outer_server.store.snapshot import Known, Restored, is_same, known, load_oldest
-from outer_server.store.tape import DamagedTapeError, Record
+from outer_server.store.rundir import read_run
+from outer_server.store.snapshot import known
+from outer_server.store.tape import Record
 
 LOSSES = 40
 """Held-out losses over the run, evenly spaced in trained tokens, beside the last."""
@@ -54,44 +57,41 @@ def judge(run_dir: Path, receipts: Sequence[Path], data: str | None) -> Judgemen
     Raises:
         DilocoError: when its tape does not reach back to its birth, or is damaged.
     """
-    with RunDirectory(run_dir) as directory:
-        born = _birth(directory)
-        snapshots = {each.position: each for each in known(directory.snapshots, directory.spec)}
-        parameters = Parameters(directory.spec, directory.layout, born.fragments)
-        replay = Replay(parameters, born.state, born.payloads, directory.load_named)
-        losses = _Losses(directory, data)
-        reading = _Reading(replay, Ledger())
-        journal = DurableJournal(REAL_DISK, directory.journal)
-        try:
-            for record, payload in journal.records(0):
-                reading.read(record, reading.replay.apply(record, payload))
-                losses.look(replay)
-                if record.number in snapshots:
-                    reading.compare(snapshots[record.number])
-        except DamagedTapeError as error:
-            raise DilocoError(f"the tape of {run_dir} is damaged: {error}") from error
-        finally:
-            journal.close()
-        losses.last(replay)
-    return _judgement(reading, losses, receipts)
+    spec, layout = read_run(run_dir)
+    if not any(each.position == 0 for each in known(run_dir / "snapshots", spec)):
+        raise DilocoError(
+            f"{run_dir} does not reach back to the run's birth: serve it with --keep-snapshots"
+        )
+    reading, losses = _Reading(), _Losses(spec, layout, data)
 
+    def look(record: Record, again: Replay, notes: Sequence[Note]) -> None:
+        reading.read(record, again, notes)
+        losses.look(again)
 
-def _judgement(reading: _Reading, losses: _Losses, receipts: Sequence[Path]) -> Judgement:
-    state = reading.replay.state
+    replayed = replay(run_dir, look=look)
+    if replayed.damage:
+        raise DilocoError(f"the tape of {run_dir} is damaged: {replayed.damage}")
+    if reading.last is None:
+        raise DilocoError(f"the tape of {run_dir} is empty: nothing was served from it")
+    losses.last(reading.last)
+    state, account = replayed.state, data_account(run_dir)
     verdict = reading.ledger.judge(read_receipts(receipts))
     return Judgement(
         acknowledged=verdict.acknowledged,
         acknowledged_lost=verdict.lost,
         applied_twice=verdict.twice,
+        voided=verdict.voided,
         fates=verdict.fates,
-        findings=verdict.findings,
-        differences=(*reading.replay.differences, *reading.differences),
-        events=reading.events,
+        findings=(*verdict.findings, *_broken(account)),
+        differences=(*replayed.differences, *reading.differences),
+        events=replayed.events,
         starts=reading.starts,
         epochs=state.epoch,
+        rollbacks=reading.rollbacks,
+        data=_data(account, len(state.fragments)),
         versions=sum(fragment.version for fragment in state.fragments),
         lapsed=reading.lapsed,
-        snapshots=reading.snapshots,
+        snapshots=replayed.snapshots,
         finished=state.phase is Phase.FINISHED,
         tokens_trained=state.tokens_trained,
         tokens_merged=state.tokens_merged // len(state.fragments),
@@ -104,34 +104,47 @@ def _judgement(reading: _Reading, losses: _Losses, receipts: Sequence[Path]) -> 
     )
 
 
-def _birth(directory: RunDirectory) -> Restored:
-    """The snapshot of the run's birth. Raises DilocoError where it is not the oldest."""
-    oldest = load_oldest(directory.snapshots, directory.spec, directory.layout)
-    if oldest is None or oldest.position != 0:
-        raise DilocoError(
-            f"{directory.path} does not reach back to the run's birth: serve it with"
-            " --keep-snapshots"
+def _data(account: Account, fragments: int) -> DataFound:
+    gaps: Counter[str] = Counter()
+    for gap in account.gaps:
+        gaps[str(gap.reason)] += gap.stop - gap.start
+    return DataFound(
+        fragments=fragments,
+        merged=sum(each.stop - each.start for each in account.merged),
+        gaps=dict(sorted(gaps.items())),
+        overlaps=len(account.overlaps),
+        miscounts=len(account.miscounts),
+    )
+
+
+def _broken(account: Account) -> Iterator[str]:
+    """Sentences on batches that count twice, or are not what a contribution says."""
+    for one, other in account.overlaps:
+        where = f"shard {one.shard}, fragment {one.fragment}"
+        yield (
+            f"{where}: batches {one.start} to {one.stop} of {one.learner} and {other.start} to"
+            f" {other.stop} of {other.learner} are both merged"
         )
-    return oldest
+    for each in account.miscounts:
+        yield f"{each.key}: it says {each.steps} steps and holds {each.batches} batches"
 
 
 @dataclass(slots=True)
 class _Reading:
     """Goes through the tape beside the replay."""
 
-    replay: Replay
-    ledger: Ledger
-    events: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    last: Replay | None = None
     starts: int = 0
+    rollbacks: int = 0
     lapsed: int = 0
-    snapshots: int = 0
     differences: list[str] = field(default_factory=list)
     _waiting: frozenset[ContributionKey] = frozenset()
 
-    def read(self, record: Record, notes: Sequence[Note]) -> None:
+    def read(self, record: Record, again: Replay, notes: Sequence[Note]) -> None:
         """An event that the replay has just let happen; what it had to say of it."""
-        event, state = record.event, self.replay.state
-        self.events += 1
+        event, state = record.event, again.state
+        self.last = again
         self.starts += isinstance(event, Started)
         self.lapsed += sum(note.what == "lost" for note in notes)
         self.differences += [n.reason for n in notes if n.what == "digest_mismatch"]
@@ -140,19 +153,21 @@ class _Reading:
             self.ledger.accept(event.meta.key, Bytes(stored.crc32c, stored.place.num_bytes))
         waiting = frozenset(_waiting(state))
         gone = self._waiting - waiting
-        if isinstance(event, Merged):
+        if any(note.what == "rolled_back" for note in notes):
+            self.rollbacks += 1
+            self.ledger.roll_back([fragment.version for fragment in state.fragments])
+            gone = frozenset()
+        # One of an older epoch was under way while the run went back, and is of no use.
+        if isinstance(event, Merged) and event.epoch in (None, state.epoch):
             taken = [meta.key for meta in event.order.contributions]
-            self.ledger.merge(taken, event.refused)
+            self.ledger.merge(taken, event.version, event.refused)
             gone -= frozenset(taken)
         for key in gone:
-            self.ledger.drop(key, _reason(key, state, notes))
+            if _is_dropped(key, notes):
+                self.ledger.void(key, DROPPED)
+            else:
+                self.ledger.drop(key, _reason(key, state, notes))
         self._waiting = waiting
-
-    def compare(self, there: Known) -> None:
-        """A snapshot is of this moment: did the server have the same state?"""
-        self.snapshots += 1
-        if not is_same(there.state, self.replay.state):
-            self.differences.append(f"snapshot {there.name} has another state than the tape")
 
 
 def _waiting(state: RunState) -> Iterator[ContributionKey]:
@@ -160,6 +175,13 @@ def _waiting(state: RunState) -> Iterator[ContributionKey]:
         yield from (meta.key for meta in fragment.arrived)
         if fragment.round is not None and fragment.round.order is not None:
             yield from (meta.key for meta in fragment.round.order.contributions)
+
+
+def _is_dropped(key: ContributionKey, notes: Sequence[Note]) -> bool:
+    """Whether an operator has it dropped, with the eviction of who sent it."""
+    return any(
+        note.what == "evicted" and dict(note.fields).get("learner") == key.learner for note in notes
+    )
 
 
 def _reason(key: ContributionKey, state: RunState, notes: Sequence[Note]) -> str:
@@ -177,11 +199,10 @@ def _reason(key: ContributionKey, state: RunState, notes: Sequence[Note]) -> str
 class _Losses:
     """Held-out losses of the global weights on the way."""
 
-    def __init__(self, directory: RunDirectory, data: str | None) -> None:
-        spec = directory.spec
+    def __init__(self, spec: RunSpec, layout: Layout, data: str | None) -> None:
         self._program = load_program(spec, data)
         self._params = self._program.init_params(spec.seed)
-        self._codec = TreeCodec(directory.layout, self._params)
+        self._codec = TreeCodec(layout, self._params)
         self._spacing = spec.budget_tokens / LOSSES
         self.unit = self._program.loss_unit
         self.found: list[LossAt] = []

@@ -119,8 +119,9 @@ def _findings(
     """A sentence for each promise that is broken, the gravest first."""
     judged = course.judgement
     findings = [*judged.findings, *judged.differences, *strange]
-    if judged.epochs > 1:
-        findings.append(f"{judged.epochs - 1} new epochs: a server found something missing")
+    unasked = judged.epochs - 1 - judged.rollbacks
+    if unasked > 0:
+        findings.append(f"{unasked} new epochs: a server found something missing")
     if not judged.finished:
         findings.append("the run is not finished by its tape")
     if gone is not None and gone.longest_pause_s > PAUSE_BOUND * gone.seconds:

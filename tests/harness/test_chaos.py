@@ -175,8 +175,8 @@ def ledger_of(numbers: int) -> Ledger:
 
 def test_what_is_acknowledged_must_be_on_the_tape_and_come_to_an_end_with_a_reason() -> None:
     ledger = ledger_of(5)
-    ledger.merge([key(0)], None)
-    ledger.merge([key(1)], "nothing finite comes of it")
+    ledger.merge([key(0)], 1, None)
+    ledger.merge([key(1)], 2, "nothing finite comes of it")
     ledger.drop(key(2), LEFT_OVER)
     verdict = ledger.judge([receipt(0), receipt(0), receipt(1), receipt(2), receipt(3)])
     assert (verdict.acknowledged, verdict.lost, verdict.twice) == (4, 0, 0)
@@ -196,9 +196,9 @@ def test_what_is_acknowledged_must_be_on_the_tape_and_come_to_an_end_with_a_reas
 
 def test_what_is_accepted_or_merged_twice_is_found_with_and_without_a_receipt() -> None:
     ledger = ledger_of(3)
-    ledger.merge([key(0), key(1)], None)
-    ledger.merge([key(0)], None)
-    ledger.merge([key(1)], "refused the second time")
+    ledger.merge([key(0), key(1)], 1, None)
+    ledger.merge([key(0)], 2, None)
+    ledger.merge([key(1)], 2, "refused the second time")
     ledger.accept(key(2), Bytes(5, 100))
     verdict = ledger.judge([])
     assert (verdict.acknowledged, verdict.lost, verdict.twice) == (0, 0, 2)
