@@ -49,6 +49,8 @@ class Cluster:
     """What else `diloco serve` is told."""
     learn_flags: Callable[[str], tuple[str, ...]] = lambda _name: ()
     """What else the learner of that name is told."""
+    dialled: Callable[[str, str], str] = lambda _name, address: address
+    """What the learner of that name dials, given the server's address."""
     server_ports: tuple[int, int] = (0, 0)
     """Of control and bulk, 0 for any: a server that is started again must be found again."""
     server_restarts: int = 0
@@ -125,7 +127,8 @@ class Cluster:
         """Starts a learner; it is started again when it dies, `max_restarts` times."""
         self._start(
             island.name,
-            *("learn", "--address", self.address, "--name", island.name),
+            *("learn", "--address", self.dialled(island.name, self.address)),
+            *("--name", island.name),
             *("--pace-s", repr(island.pace_s), "--exit-with-parent"),
             *self.learn_flags(island.name),
             *self._checkpoint_flags(island.name),

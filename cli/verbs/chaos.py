@@ -1,9 +1,12 @@
-"""`diloco chaos`: kill, stop and cut off the processes of a run, and prove that nothing is lost."""
+"""`diloco chaos`: kill, stop, slow and cut off the processes of a run, and prove that nothing is
+lost.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,20 +14,63 @@ from pydantic import Field
 
 from cli.measure import MeasureSettings, measure
 from cli.verb import Verb
-from fragments.errors import DilocoError
+from fragments.errors import DilocoError, SettingsError
+from harness.plan import names_of
 
 if TYPE_CHECKING:
+    from harness.chaos.outages import Outage
+    from harness.chaos.plan import ChaosPlan
     from harness.chaos.result import ChaosResult
 
 
 class ChaosSettings(MeasureSettings):
     """What happens, how often, and to what run."""
 
-    server_kills: int = Field(
-        default=10, ge=0, le=10_000, description="kill -9 of the server at random instants"
+    mtbf_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="faults by the clock: mean seconds that a learner works between two faults, and"
+        " the server, where --faults has one of its own",
     )
-    learner_kills: int = Field(
-        default=4, ge=0, le=10_000, description="kill -9 of a learner at random instants"
+    repair_s: float = Field(
+        default=10.0, gt=0, le=3600, description="seconds until such a fault is repaired"
+    )
+    faults: str = Field(
+        default="kill,partition,slow",
+        description="what such faults are: some of kill, stop, partition, slow, rate, server-kill,"
+        " disk-full",
+    )
+    slow_factor: float = Field(
+        default=3.0, gt=1, description="how many times a slow step is longer"
+    )
+    rate_mbit: float = Field(default=1.0, gt=0, description="what a link carries at fault rate")
+    script: Path | None = Field(
+        default=None, description="faults by the clock or by trained tokens, from a TOML file"
+    )
+    tokens: int | None = Field(
+        default=None,
+        gt=0,
+        description="budget of a run with faults by the clock (default: 300 thousand a learner)",
+    )
+    checkpoint_every_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="between two checkpoints of a learner (default: 10 with faults by the clock,"
+        " otherwise none is written)",
+    )
+    server_kills: int | None = Field(
+        default=None,
+        ge=0,
+        le=10_000,
+        description="kill -9 of the server at random instants (default: 10, or none with faults by"
+        " the clock)",
+    )
+    learner_kills: int | None = Field(
+        default=None,
+        ge=0,
+        le=10_000,
+        description="kill -9 of a learner at random instants (default: 4, or none with faults by"
+        " the clock)",
     )
     point_kills: int = Field(
         default=0,
@@ -62,39 +108,84 @@ class ChaosSettings(MeasureSettings):
     )
 
 
+def plan_of(settings: ChaosSettings, out: Path) -> ChaosPlan:
+    """What these settings ask for.
+
+    Raises:
+        SettingsError: for faults by count beside those by the clock, a kind that there is none of,
+            or a script that cannot be used.
+    """
+    from harness.chaos.plan import TOKENS_PER_LEARNER, ChaosPlan, small_data, small_spec
+    from harness.chaos.schedule import Faults
+
+    by_clock = settings.mtbf_s is not None or settings.script is not None
+    faults = Faults(
+        server_kills=_given(settings.server_kills, 0 if by_clock else 10),
+        point_kills=settings.point_kills,
+        server_away_s=settings.server_away_s,
+        learner_kills=_given(settings.learner_kills, 0 if by_clock else 4),
+        learner_stops=settings.learner_stops,
+    )
+    if by_clock and faults != Faults():
+        raise SettingsError(
+            "faults by count (--server-kills, --learner-kills, --point-kills, --learner-stops,"
+            " --server-away-s) hold training until each is repaired: they do not go together with"
+            " --mtbf-s or --script"
+        )
+    plan = ChaosPlan(
+        out=out,
+        spec=small_spec(),
+        faults=faults,
+        seed=settings.seed,
+        learners=settings.learners,
+        pace_s=settings.pace_s,
+        tokens_per_fault=settings.tokens_per_fault,
+        data=settings.data or small_data(),
+        compare=settings.compare,
+        wall_limit_s=settings.wall_limit_s,
+    )
+    if not by_clock:
+        return replace(plan, checkpoint_every_s=settings.checkpoint_every_s)
+    return replace(
+        plan,
+        outages=_outages(settings, names_of(plan.islands)),
+        tokens=settings.tokens or TOKENS_PER_LEARNER * settings.learners,
+        checkpoint_every_s=settings.checkpoint_every_s or 10.0,
+        mtbf_s=settings.mtbf_s,
+        repair_s=settings.repair_s if settings.mtbf_s is not None else None,
+    )
+
+
+def _given(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
+def _outages(settings: ChaosSettings, names: Sequence[str]) -> tuple[Outage, ...]:
+    from harness.chaos.outages import Rates, draw_outages, parse_kinds, read_script
+
+    kinds = parse_kinds(settings.faults)
+    found = read_script(settings.script, names) if settings.script is not None else ()
+    if settings.mtbf_s is None:
+        return found
+    rates = Rates(
+        settings.mtbf_s, settings.repair_s, kinds, settings.slow_factor, settings.rate_mbit
+    )
+    return (*found, *draw_outages(rates, names, settings.wall_limit_s, settings.seed))
+
+
 def run(settings: ChaosSettings) -> None:
     """Does it all and prints the result.
 
     Raises:
+        SettingsError: see `plan_of`.
         DilocoError: when a promise is broken, after printing the result; or when the run could not
             be finished.
     """
 
     def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> ChaosResult:
-        from harness.chaos.plan import ChaosPlan, small_data, small_spec
         from harness.chaos.run import Chaos
-        from harness.chaos.schedule import Faults
 
-        faults = Faults(
-            server_kills=settings.server_kills,
-            point_kills=settings.point_kills,
-            server_away_s=settings.server_away_s,
-            learner_kills=settings.learner_kills,
-            learner_stops=settings.learner_stops,
-        )
-        plan = ChaosPlan(
-            out=out,
-            spec=small_spec(),
-            faults=faults,
-            seed=settings.seed,
-            learners=settings.learners,
-            pace_s=settings.pace_s,
-            tokens_per_fault=settings.tokens_per_fault,
-            data=settings.data or small_data(),
-            compare=settings.compare,
-            wall_limit_s=settings.wall_limit_s,
-        )
-        return Chaos(plan, stop, tell).run()
+        return Chaos(plan_of(settings, out), stop, tell).run()
 
     def show(result: ChaosResult) -> None:
         from harness.chaos.report import report
@@ -108,7 +199,7 @@ def run(settings: ChaosSettings) -> None:
 
 VERB = Verb(
     name="chaos",
-    summary="kill the processes of a run and prove that nothing is lost",
+    summary="kill, stop, slow and cut off the processes of a run; prove that nothing is lost",
     details=(
         "Kill the processes of a run and prove that nothing is lost: a server and its learners\n"
         "run on this machine, a seeded schedule kills them with -9, stops them and keeps them\n"
@@ -117,15 +208,27 @@ VERB = Verb(
         "run's birth, and compares the digest of every version. Exit code 1 if anything that was\n"
         "acknowledged is missing, counts twice, or has other bits.\n\n"
         "A fault falls somewhere in a stretch of its own of the token budget. Where a process\n"
-        "takes longer than that to come back, training is held until it has. Only processes that\n"
-        "the command itself has started are touched."
+        "takes longer than that to come back, training is held until it has.\n\n"
+        "With --mtbf-s or --script faults come by the clock instead, and nothing waits for a\n"
+        "repair: what a learner loses, the run loses. Then the report also says what share of a\n"
+        "run without faults was kept, where the rest went, how soon each kind of fault was over,\n"
+        "and what a model of data-parallel training would have kept.\n\n"
+        "Only processes that the command itself has started are touched."
     ),
     examples=(
         "examples:\n"
         "  diloco chaos\n"
         "  diloco chaos --server-kills 100 --learner-kills 100 --compare --json\n"
         "  diloco chaos --server-kills 0 --learner-kills 0 --point-kills 1 --out runs/points\n"
-        "  diloco chaos --server-kills 0 --learner-stops 2 --server-away-s 60"
+        "  diloco chaos --server-kills 0 --learner-stops 2 --server-away-s 60\n"
+        "  diloco chaos --learners 4 --mtbf-s 60 --repair-s 10 --faults kill,partition,slow\n"
+        "  diloco chaos --script faults.toml --compare\n\n"
+        "a script:\n"
+        "  [[faults]]\n"
+        '  what = "partition"     # kill, stop, partition, slow, rate, server-kill or disk-full\n'
+        '  whom = "us-east"       # a learner; not for the server\'s faults\n'
+        "  at_s = 20              # after all have begun; or at_tokens = 400_000\n"
+        "  for_s = 15             # slow has a factor too, and rate has mbit"
     ),
     settings=ChaosSettings,
     run=run,

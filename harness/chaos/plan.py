@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fragments.runspec import CodecSettings, OuterSettings, ProgramSettings, RunSpec
+from harness.chaos.outages import Outage, OutageKind
 from harness.chaos.schedule import Faults, Schedule, make_schedule, stretches
 from harness.plan import Island, make_islands
+
+TOKENS_PER_LEARNER = 300_000
+"""Of a run whose faults come by the clock: two minutes at ten steps a second."""
 
 KEEP_ALL = 1_000_000
 """Snapshots kept: more than there will be, so that the tape reaches back to the run's birth."""
@@ -41,9 +45,13 @@ def small_data() -> str:
 class ChaosPlan:
     """A run and what befalls it. `out` gets all of it.
 
+    `faults` fall into stretches of the token budget, and training waits for whoever is not back in
+    time; `outages` come by the clock, and nothing waits. One of them is empty.
+
     `tokens_per_fault`: trained tokens of all learners in a stretch of the schedule; the budget of
-    `spec` is set from it. `compare`: the same run is done first with no faults, at the same budget.
-    `is_calm`: nothing of all that happens.
+    `spec` is set from it, unless `tokens` is given. `compare`: the same run is done first with no
+    faults, at the same budget. `is_calm`: nothing of all that happens. `mtbf_s`, `repair_s`: what
+    the outages were drawn with, where they were.
     """
 
     out: Path
@@ -58,6 +66,22 @@ class ChaosPlan:
     compare: bool = False
     is_calm: bool = False
     wall_limit_s: float = 7200.0
+    outages: tuple[Outage, ...] = ()
+    tokens: int | None = None
+    checkpoint_every_s: float | None = None
+    mtbf_s: float | None = None
+    repair_s: float | None = None
+
+    @property
+    def storms(self) -> tuple[Outage, ...]:
+        """The outages that come."""
+        return () if self.is_calm else self.outages
+
+    @property
+    def has_traps(self) -> bool:
+        """Whether the server must be one that can be broken from within."""
+        fills = any(outage.what is OutageKind.DISK_FULL for outage in self.storms)
+        return fills or (self.faults.point_kills > 0 and not self.is_calm)
 
     @property
     def schedule(self) -> Schedule:
@@ -67,7 +91,7 @@ class ChaosPlan:
     @property
     def budget_tokens(self) -> int:
         """Of the run."""
-        return round(stretches(self.faults) * self.tokens_per_fault)
+        return self.tokens or round(stretches(self.faults) * self.tokens_per_fault)
 
     @property
     def islands(self) -> tuple[Island, ...]:
@@ -90,6 +114,11 @@ class Places:
     def trap(self) -> Path:
         """Of the server."""
         return self.out / "trap.json"
+
+    @property
+    def full(self) -> Path:
+        """Fills the server's disk while it is there."""
+        return self.out / "disk.full"
 
     @property
     def judgement(self) -> Path:

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from harness.chaos.breaker import Breaker
 from harness.chaos.judgement import Judgement, referee_words
 from harness.chaos.plan import KEEP_ALL, ChaosPlan, Places
 from harness.chaos.plot import draw_chaos
 from harness.chaos.points import Trap
 from harness.chaos.report import report
 from harness.chaos.result import ChaosResult
+from harness.chaos.site import LocalSite, Relays
 from harness.chaos.steps import Steps, stamped
 from harness.chaos.storm import Storm
 from harness.chaos.summing import Course, course_of, summed_up
@@ -48,16 +50,15 @@ class Chaos:
     stop: threading.Event
     tell: Callable[[str], None]
 
-    def run(self) -> ChaosResult:
-        """All of it.
+    def run(self, undisturbed: Judgement | None = None) -> ChaosResult:
+        """All of it. `undisturbed`: of the same run without faults, where that was done already.
 
         Raises:
             StoppedError: when `stop` was set.
             DilocoError: when a process ended for good that should not, something took too long, or
                 the tape cannot be judged.
         """
-        undisturbed = None
-        if self.plan.compare:
+        if self.plan.compare and undisturbed is None:
             self.tell("the run without faults, to compare with")
             calm = replace(self.plan, out=self.plan.out / "undisturbed", is_calm=True)
             undisturbed = self._course(calm).judgement
@@ -74,8 +75,9 @@ class Chaos:
         plan.out.mkdir(parents=True, exist_ok=True)
         places = Places(plan.out)
         places.stamps.mkdir(exist_ok=True)
-        with Supervisor() as processes:
-            cluster = self._cluster(plan, places, processes)
+        names, ports = names_of(plan.islands), _free_ports()
+        with Relays(names, ports) as relays, Supervisor() as processes:
+            cluster = self._cluster(plan, places, processes, relays, ports)
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
@@ -83,15 +85,26 @@ class Chaos:
                 cluster.learn(island)
             with StatusWatcher(address, _LOOK_S) as watcher:
                 steps, trap = Steps(places.stamps), Trap(places.trap)
-                storm = Storm(plan, cluster, watcher, steps, trap, self.tell)
+                paces_s = {island.name: island.pace_s for island in plan.islands}
+                site = LocalSite(processes, relays.links, steps, paces_s, places.full)
+                breaker = Breaker(plan.storms, site, self.tell)
+                storm = Storm(plan, cluster, watcher, steps, trap, breaker, self.tell)
                 cluster.until(lambda: self._is_over(storm), plan.wall_limit_s, "the run")
                 finished_s = processes.now_s
                 self._settle(storm)
             processes.stop([SERVER], _STOP_S)
             judgement = self._judge(cluster, places)
-            return course_of(storm, judgement, finished_s)
+            carried = {name: link.carried_bytes for name, link in relays.links.items()}
+            return course_of(storm, judgement, finished_s, carried)
 
-    def _cluster(self, plan: ChaosPlan, places: Places, processes: Supervisor) -> Cluster:
+    def _cluster(
+        self,
+        plan: ChaosPlan,
+        places: Places,
+        processes: Supervisor,
+        relays: Relays,
+        ports: tuple[int, int],
+    ) -> Cluster:
         spec = plan.spec.model_copy(
             update={
                 "budget_tokens": plan.budget_tokens,
@@ -99,19 +112,18 @@ class Chaos:
                 "program": stamped(plan.spec.program, places.stamps),
             }
         )
-        has_traps = plan.faults.point_kills > 0 and not plan.is_calm
-        server = module(
-            "harness.chaos.server", str(places.trap.absolute()), str(plan.snapshot_rounds)
-        )
+        files = (str(places.trap.absolute()), str(places.full.absolute()))
+        server = module("harness.chaos.server", *files, str(plan.snapshot_rounds))
 
         def entry(name: str) -> tuple[str, ...]:
-            return server if name == SERVER and has_traps else command()
+            return server if name == SERVER and plan.has_traps else command()
 
         return Cluster(
             plan.out, spec, plan.data, self.stop, processes, _RESTARTS,
             entry=entry, serve_flags=("--keep-snapshots", str(KEEP_ALL)),
             learn_flags=lambda name: ("--receipts", str(places.receipts(name))),
-            server_ports=_free_ports(), server_restarts=_RESTARTS, start_limit_s=_START_LIMIT_S,
+            dialled=relays.address, checkpoint_every_s=plan.checkpoint_every_s,
+            server_ports=ports, server_restarts=_RESTARTS, start_limit_s=_START_LIMIT_S,
         )  # fmt: skip
 
     def _is_over(self, storm: Storm) -> bool:
@@ -135,7 +147,8 @@ class Chaos:
             looks_left -= storm.samples[-1][0] >= cluster.processes.now_s - _LOOK_S
             return looks_left <= 0
 
-        cluster.until(is_over, _SETTLE_LIMIT_S, "the learners' end")
+        longest_s = max((outage.for_s for outage in storm.plan.storms), default=0.0)
+        cluster.until(is_over, _SETTLE_LIMIT_S + longest_s, "the learners' end")
 
     def _judge(self, cluster: Cluster, places: Places) -> Judgement:
         self.tell("the run is over; its tape is run again")
@@ -156,7 +169,8 @@ def _free_ports() -> tuple[int, int]:
         port = random.randrange(*_PORTS)
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                # On every address: the relays have them too.
+                probe.bind(("", port))
             except OSError:
                 continue
         if port not in found:

@@ -1,8 +1,10 @@
-"""`diloco serve` with traps: an outer server that kills itself at named points, when told to.
+"""`diloco serve` with traps: an outer server that kills itself at named points, and whose disk is
+full, when told so.
 
-    python -m harness.chaos.server TRAP ROUNDS serve RUN_DIR --address ADDRESS --bulk-port PORT ...
+    python -m harness.chaos.server TRAP FULL ROUNDS serve RUN_DIR --address ADDRESS ...
 
-TRAP is the file of a `harness.chaos.points.Trap`; a snapshot is written every ROUNDS merged rounds.
+TRAP is the file of a `harness.chaos.points.Trap`, FULL that which fills the disk
+(`harness.chaos.full_disk`); a snapshot is written every ROUNDS merged rounds.
 The words after that are those of `diloco serve`, as far as a chaos run gives them.
 """
 
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from fragments.errors import DilocoError
 from fragments.records import Contribution, Lease, Receipt
+from harness.chaos.full_disk import FillableDisk
 from harness.chaos.points import Deed, Point, Trap, TrappedDisk
 from harness.environment import use_server_arithmetic
 
@@ -57,7 +60,7 @@ def serve(asked: argparse.Namespace, stop: threading.Event) -> None:
     outer = _Outer(
         asked.run_dir,
         SnapshotRule(every_rounds=asked.every_rounds),
-        disk=TrappedDisk(trap, asked.run_dir),
+        disk=TrappedDisk(trap, asked.run_dir, FillableDisk(asked.full)),
         keep_snapshots=asked.keep_snapshots,
     )
     outer.trap = trap
@@ -80,6 +83,7 @@ def serve(asked: argparse.Namespace, stop: threading.Event) -> None:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.chaos.server")
     parser.add_argument("trap", type=Path)
+    parser.add_argument("full", type=Path)
     parser.add_argument("every_rounds", type=int)
     parser.add_argument("verb", choices=["serve"])
     parser.add_argument("run_dir", type=Path)

@@ -13,6 +13,7 @@ from functools import partial
 
 from fragments.errors import DilocoError
 from fragments.records import LearnerState, Phase, RunStatus
+from harness.chaos.breaker import Breaker
 from harness.chaos.plan import ChaosPlan
 from harness.chaos.points import AT_START, Trap
 from harness.chaos.schedule import Fault, FaultKind
@@ -50,8 +51,8 @@ class Absence:
 
 @dataclass(slots=True)
 class Storm:
-    """What befalls a run. `held`: when training was held, because faults took longer than their
-    stretch of the budget.
+    """What befalls a run. `began_s`: when all learners had made a step, for which each waits.
+    `held`: when training was held, because faults took longer than their stretch of the budget.
     """
 
     plan: ChaosPlan
@@ -59,8 +60,10 @@ class Storm:
     watcher: StatusWatcher
     steps: Steps
     trap: Trap
+    breaker: Breaker
     tell: Callable[[str], None]
     status: RunStatus | None = None
+    began_s: float | None = None
     server_kills: int = 0
     learner_kills: int = 0
     learner_stops: int = 0
@@ -95,18 +98,37 @@ class Storm:
             self.status = fresh
             self.samples.append((self._now_s, fresh))
             self._known = (fresh.tokens_trained, self.steps.total())
+        if self.began_s is None:
+            self._begin()
+            return self.finished
         for number, lane in list(self._lanes.items()):
             if next(lane, self) is self:
                 del self._lanes[number], self._ends[number]
         self._hold()
-        if self.finished and self._lanes:
+        if self.finished:
+            self._end()
+        else:
+            self.breaker.tick(self._now_s - self.began_s, self._tokens)
+        return self.finished
+
+    def _begin(self) -> None:
+        """Together: who was started first waits for the others after a step."""
+        pids = self._learner_pids()
+        ready = {pid for pid in pids.values() if self.steps.count(pid)}
+        if len(ready) == len(self.plan.islands):
+            self.began_s, ready = self._now_s, set()
+        self.steps.hold(ready)
+
+    def _end(self) -> None:
+        if self.began_s is not None:
+            self.breaker.finish(self._now_s - self.began_s)
+        if self._lanes:
             left = f"{len(self._lanes)} lanes of faults were not done when the budget was trained"
             self.undone.append(left)
-            for lane in self._lanes.values():
-                lane.close()
-            self._lanes.clear()
-            self._ends.clear()
-        return self.finished
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+        self._ends.clear()
 
     @property
     def _now_s(self) -> float:
@@ -114,14 +136,19 @@ class Storm:
 
     @property
     def _share(self) -> float:
-        """Of the budget that is trained; estimated by the stamps while no server says it."""
+        """Of the budget that is trained."""
+        return self._tokens / self.status.tokens_budget if self.status is not None else 0.0
+
+    @property
+    def _tokens(self) -> float:
+        """Trained; estimated by the stamps while no server says it."""
         status = self.status
         if status is None:
             return 0.0
         steps = sum(one.steps for one in status.learners)
         each = sum(one.tokens for one in status.learners) / steps if steps else 0.0
         tokens, then = self._known
-        return (tokens + each * (self.steps.total() - then)) / status.tokens_budget
+        return tokens + each * (self.steps.total() - then)
 
     def _hold(self) -> None:
         """No training beyond the stretches whose faults are not over."""

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fragments.records import LearnerState
+from harness.chaos.breaker import Befell
 from harness.chaos.figures import Span, away, counted, length, uptime
 from harness.chaos.judgement import Judgement
 from harness.chaos.ledger import read_receipts
+from harness.chaos.model import as_one_job, by_papers_rule
+from harness.chaos.outages import OutageKind
 from harness.chaos.plan import ChaosPlan, Places
-from harness.chaos.result import LOSS_BOUND, PAUSE_BOUND, Away, ChaosResult, Spread
+from harness.chaos.recovery import by_kind, delays, restarts, signs, spent
+from harness.chaos.result import (
+    LOSS_BOUND,
+    PAUSE_BOUND,
+    Away,
+    ChaosResult,
+    Models,
+    Spent,
+    Spread,
+    Suffered,
+)
 from harness.chaos.schedule import FaultKind
 from harness.chaos.storm import Storm
 from harness.plan import SERVER, names_of
@@ -20,6 +36,10 @@ from harness.processes import EventKind
 _ASKED_FOR = {True: {-signal.SIGKILL}, False: {-signal.SIGKILL, 3}}
 """Exit codes of a server's and of any other process's death that are no finding: 3 is that of a
 learner that was started again while no server was there, which it is until there is one."""
+
+
+MODELLED_CHECKPOINT_S = 10.0
+"""Where learners write none, the jobs of the models write one so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +56,35 @@ class Course:
     """From the start of a learner's process to its end, by process id."""
     offset_s: float
     """From the supervisor's clock to the monotonic one."""
+    carried_bytes: dict[str, tuple[int, int]]
+    """By each learner's link, up and down."""
+
+    @property
+    def steps(self) -> dict[str, list[float]]:
+        """When each learner made one."""
+        times = self.storm.steps.times
+        return {n: sorted(t for pid in pids for t in times(pid)) for n, pids in
+                self.processes.items()}  # fmt: skip
+
+    @property
+    def befell(self) -> list[Befell]:
+        """The outages by the clock, on the machine's monotonic clock."""
+        begin_s = self.span[0]
+        return [
+            Befell(each.outage, each.began_s + begin_s, each.ended_s + begin_s)
+            for each in self.storm.breaker.befell
+        ]
 
 
-def course_of(storm: Storm, judgement: Judgement, finished_s: float) -> Course:
-    """From what was noted; `finished_s`: when that was heard, on the supervisor's clock."""
+def course_of(
+    storm: Storm,
+    judgement: Judgement,
+    finished_s: float,
+    carried_bytes: Mapping[str, tuple[int, int]],
+) -> Course:
+    """From what was noted; `finished_s`: when that was heard, on the supervisor's clock;
+    `carried_bytes`: by each learner's link, up and down.
+    """
     processes = storm.cluster.processes
     offset_s = time.monotonic() - processes.now_s
     names = names_of(storm.plan.islands)
@@ -54,10 +99,11 @@ def course_of(storm: Storm, judgement: Judgement, finished_s: float) -> Course:
             lives[event.pid] = (at_s, float("inf"))
         elif event.name in pids and event.kind in ends:
             lives[event.pid] = (lives[event.pid][0], at_s)
-    stamps = [at_s for pid in lives for at_s in storm.steps.times(pid)]
-    span = (min(stamps, default=offset_s), finished_s + offset_s)
+    began_s = storm.began_s if storm.began_s is not None else finished_s
+    span = (began_s + offset_s, finished_s + offset_s)
     held = tuple((a + offset_s, b + offset_s) for a, b in storm.held)
-    return Course(storm, judgement, span, held, pids, lives, offset_s)
+    carried = dict(carried_bytes)
+    return Course(storm, judgement, span, held, pids, lives, offset_s, carried)
 
 
 def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) -> ChaosResult:
@@ -73,17 +119,22 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
     gap = None if loss_undisturbed is None else round(loss / loss_undisturbed - 1, 5)
     gone, strange = _away(course), _strange_digests(course)
     findings = _findings(course, strange, gone, gap)
-    servers = [one for one in storm.absences if one.name == SERVER]
+    befell, steps_of = course.befell, course.steps
+    works = signs(steps_of, [at_s + course.offset_s for at_s, _ in storm.samples])
+    goodput = round(judged.tokens_merged / tokens_per_step / most_steps, 4)
+    came = Counter(each.outage.what for each in befell)
     return ChaosResult(
         seed=plan.seed,
-        server_kills=storm.server_kills,
-        learner_kills=storm.learner_kills,
-        learner_stops=storm.learner_stops,
+        server_kills=storm.server_kills + came[OutageKind.SERVER_KILL],
+        learner_kills=storm.learner_kills + came[OutageKind.KILL],
+        learner_stops=storm.learner_stops + came[OutageKind.STOP],
         kills_by_point=dict(sorted(storm.by_point.items())),
         acknowledged=judged.acknowledged,
         acknowledged_lost=judged.acknowledged_lost,
         applied_twice=judged.applied_twice,
         digest_mismatches=len(judged.differences) + len(strange),
+        voided=judged.voided,
+        data=judged.data,
         fates=judged.fates,
         versions=judged.versions,
         events=judged.events,
@@ -91,16 +142,29 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
         starts=judged.starts,
         epochs=judged.epochs,
         leases_lapsed=judged.lapsed,
-        recovery_s=Spread.of([a.took_s for a in servers if a.kind is not FaultKind.SERVER_AWAY]),
+        recovery_s=Spread.of(
+            _recoveries(storm, FaultKind.SERVER_KILL, FaultKind.SERVER_POINT)
+            + delays(_of(befell, OutageKind.SERVER_KILL), works)
+        ),
         learner_recovery_s=Spread.of(
-            [a.took_s for a in storm.absences if a.kind is FaultKind.LEARNER_KILL]
+            _recoveries(storm, FaultKind.LEARNER_KILL) + delays(_of(befell, OutageKind.KILL), works)
         ),
         away=gone,
-        goodput=round(judged.tokens_merged / tokens_per_step / most_steps, 4),
+        learners=plan.learners,
+        pace_s=plan.pace_s,
+        mtbf_s=plan.mtbf_s,
+        repair_s=plan.repair_s,
+        outages=_suffered(storm.breaker.befell),
+        by_kind=by_kind(befell, works, _acknowledged(course)),
+        spent=_spent(course, goodput) if not course.held else None,
+        models=_models(plan, course) if befell else None,
+        goodput=goodput,
         uptime=round(uptime(_counted(course), course.span, course.held), 4),
         tokens_trained=judged.tokens_trained,
         tokens_merged=judged.tokens_merged,
         tokens_per_s=round(judged.tokens_trained / max(1e-9, wall_s - held_s), 1),
+        bytes_up=sum(up for up, _ in course.carried_bytes.values()),
+        bytes_down=sum(down for _, down in course.carried_bytes.values()),
         loss_first=judged.losses[0].loss,
         loss=loss,
         loss_unit=judged.loss_unit,
@@ -110,6 +174,51 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
         held_s=round(held_s, 1),
         findings=tuple(findings),
         holds=not findings,
+    )
+
+
+def _recoveries(storm: Storm, *kinds: FaultKind) -> list[float]:
+    return [each.took_s for each in storm.absences if each.kind in kinds]
+
+
+def _of(befell: list[Befell], kind: OutageKind) -> list[Befell]:
+    return [each for each in befell if each.outage.what is kind]
+
+
+def _suffered(befell: list[Befell]) -> tuple[Suffered, ...]:
+    return tuple(
+        Suffered(
+            what=each.outage.what,
+            whom=each.outage.whom,
+            began_s=round(each.began_s, 2),
+            ended_s=round(each.ended_s, 2),
+            factor=each.outage.factor,
+            mbit=each.outage.mbit,
+        )
+        for each in sorted(befell, key=lambda each: each.began_s)
+    )
+
+
+def _spent(course: Course, goodput: float) -> Spent:
+    data = course.judgement.data
+    gaps = {why: batches / data.fragments for why, batches in data.gaps.items()}
+    paces_s = {island.name: island.pace_s for island in course.storm.plan.islands}
+    return spent(course.befell, course.steps, course.span, paces_s, goodput, gaps)
+
+
+def _models(plan: ChaosPlan, course: Course) -> Models:
+    """Under the outages of this run, with what a restart took in it."""
+    befell, span_s = course.storm.breaker.befell, length([course.span])
+    taken = restarts(course.befell, course.steps)
+    restart_s = statistics.median(taken) if taken else 0.0
+    checkpoint_s = plan.checkpoint_every_s or MODELLED_CHECKPOINT_S
+    names = list(course.processes)
+    rule = by_papers_rule(befell, names, span_s, restart_s, checkpoint_s)
+    return Models(
+        restart_s=round(restart_s, 2),
+        checkpoint_s=checkpoint_s,
+        data_parallel=round(as_one_job(befell, span_s, restart_s, checkpoint_s), 4),
+        papers_rule=round(rule, 4),
     )
 
 
@@ -167,6 +276,17 @@ def _counted(course: Course) -> list[float]:
     for receipt in read_receipts(places.receipts(name) for name in course.processes):
         last[receipt.pid] = max(last.get(receipt.pid, 0.0), receipt.unix_s + offset_s)
     return [at_s for pid in course.lives for at_s in counted(storm.steps.times(pid), last.get(pid))]
+
+
+def _acknowledged(course: Course) -> dict[str, list[float]]:
+    """When contributions of each learner were taken; of the server, anybody's."""
+    offset_s = time.monotonic() - time.time()
+    places = Places(course.storm.plan.out)
+    found: dict[str, list[float]] = defaultdict(list)
+    for receipt in read_receipts(places.receipts(name) for name in course.processes):
+        for unit in (receipt.key.learner, SERVER):
+            found[unit].append(receipt.unix_s + offset_s)
+    return found
 
 
 def _away(course: Course) -> Away | None:
