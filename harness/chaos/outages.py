@@ -198,14 +198,18 @@ def read_script(path: Path, learners: Sequence[str]) -> tuple[Outage, ...]:
         raise SettingsError(f"{path}: {_explained(error)}") from error
     for number, outage in enumerate(faults, 1):
         if outage.whom not in (SERVER, *learners):
-            hint = did_you_mean(outage.whom, learners) or f": there are {', '.join(learners)}"
-            raise SettingsError(f"{path}: fault {number}: no learner {outage.whom!r}{hint}")
+            raise SettingsError(
+                f"{path}: fault {number}: there is no learner {outage.whom!r}; there are"
+                f" {', '.join(learners)}"
+            )
     return faults
 
 
 def _explained(error: ValidationError) -> str:
-    """The first thing that is wrong, with the number of its fault, counted from 1."""
-    detail = error.errors(include_url=False)[0]
+    """One thing that is wrong, with the number of its fault, counted from 1."""
+    # A word that nobody knows may be why another one is missing.
+    details = error.errors(include_url=False)
+    detail = min(details, key=lambda each: each["type"] != "extra_forbidden")
     place = [part + 1 if isinstance(part, int) else part for part in detail["loc"]]
     if detail["type"] == "extra_forbidden":
         known = Outage.model_fields if len(place) > 1 else _Script.model_fields

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from harness.chaos.result import ChaosResult, Spread
+from harness.chaos.result import ChaosResult, KindFigures, Models, Spent, Spread
 
 
 def report(result: ChaosResult) -> str:
     """What was done, what was found, and the figures."""
     broken = "no promise broken" if result.holds else f"{len(result.findings)} promises broken"
-    killed = f"{result.server_kills} kills of the server, {result.learner_kills} of learners"
     parts = [
-        f"# Chaos: {killed}, {broken}",
+        f"# Chaos: {_in_short(result)}, {broken}",
         f"Seed {result.seed}. What is done and how it is judged, `diloco chaos --help` says.",
         _table("what was done", _done(result)),
         _table("what the referee found", _found(result)),
         _table("figures", _figures(result)),
-        _table("what became of the contributions on the tape", result.fates),
     ]
+    if result.by_kind:
+        parts.append(_kinds(result.by_kind))
+    if result.models is not None:
+        parts.append(_kept(result, result.models))
+    if result.spent is not None:
+        parts.append(_table("where the learners' time went", spent_shares(result.spent)))
+    parts.append(_table("what became of the contributions on the tape", result.fates))
+    parts.append(_table("what became of the training data, batches times fragments", _data(result)))
     if result.kills_by_point:
         parts.append(_table("the server killed itself", result.kills_by_point))
     if result.away is not None:
@@ -28,15 +34,39 @@ def report(result: ChaosResult) -> str:
     return "\n\n".join(parts)
 
 
+def spent_shares(spent: Spent) -> dict[str, str]:
+    """Shares in words, those that are nothing left out."""
+    named = {
+        "steps that came into the weights (goodput)": spent.merged,
+        "killed or stopped, until the repair": spent.down,
+        "from the repair to the next step": spent.returning,
+        "slowed by a fault": spent.slowed,
+        **{f"steps not merged: {reason}": share for reason, share in spent.unmerged.items()},
+        "steps slower than their pace": spent.slower,
+    }
+    return {name: f"{share:.1%}" for name, share in named.items() if abs(share) >= 0.0005}
+
+
+def _in_short(result: ChaosResult) -> str:
+    if not result.outages:
+        return f"{result.server_kills} kills of the server, {result.learner_kills} of learners"
+    rate = f", MTBF {result.mtbf_s:g} s" if result.mtbf_s is not None else ""
+    return f"{len(result.outages)} faults in {result.wall_s:.0f} s{rate}"
+
+
 def _done(result: ChaosResult) -> dict[str, object]:
     done: dict[str, object] = {
+        "learners": f"{result.learners}, a step in {result.pace_s:g} s",
         "kill -9 of the server": result.server_kills,
         "of these at named points": sum(result.kills_by_point.values()),
         "kill -9 of a learner": result.learner_kills,
-        "a learner stopped beyond its lease": result.learner_stops,
+        "a learner stopped": result.learner_stops,
     }
     if result.away is not None:
         done["the server kept away"] = f"{result.away.seconds} s"
+    if result.mtbf_s is not None:
+        done["mean time between failures, of each"] = f"{result.mtbf_s:g} s"
+        done["time to repair"] = f"{result.repair_s:g} s"
     return done
 
 
@@ -45,6 +75,8 @@ def _found(result: ChaosResult) -> dict[str, object]:
         "contributions acknowledged, by the learners' receipts": result.acknowledged,
         "acknowledged and lost": result.acknowledged_lost,
         "applied twice": result.applied_twice,
+        "acknowledged, and undone by an operator": result.voided,
+        "batches that count twice": result.data.overlaps,
         "versions computed again from the tape": result.versions,
         "snapshots compared with the tape": result.snapshots,
         "digests that differ": result.digest_mismatches,
@@ -64,6 +96,7 @@ def _figures(result: ChaosResult) -> dict[str, object]:
         "tokens trained": f"{result.tokens_trained:,}",
         "tokens merged": f"{result.tokens_merged:,}",
         "tokens a second": f"{result.tokens_per_s:,.0f}",
+        "MB up, down, at the learners' links": f"{_mb(result.bytes_up)}, {_mb(result.bytes_down)}",
         "held-out loss": f"{result.loss:.4f} {unit}, from {result.loss_first:.4f}",
         "took": f"{result.wall_s:.0f} s, of which training was held for {result.held_s:.0f} s",
     }
@@ -73,6 +106,48 @@ def _figures(result: ChaosResult) -> dict[str, object]:
     if result.away is not None:
         figures["longest pause of a learner without a server"] = f"{result.away.longest_pause_s} s"
     return figures
+
+
+def _kinds(by_kind: Mapping[str, KindFigures]) -> str:
+    """How soon each kind of fault was over: medians, and the longest."""
+    rows = [
+        (kind, each.count, _spread(each.down_s), _spread(each.works_again_s),
+         _spread(each.counts_again_s))
+        for kind, each in by_kind.items()
+    ]  # fmt: skip
+    heads = ("fault", "times", "to the repair", "to the next step", "until it counts again")
+    lines = ["| " + " | ".join(heads) + " |", "|---|--:|--:|--:|--:|"]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    told = (
+        "From the fault, in the median and at most (of how many). The server's next step is an"
+        " answer. A learner counts again when its next contribution is acknowledged."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def _kept(result: ChaosResult, models: Models) -> str:
+    rows = {
+        "Decoupled DiLoCo, measured": f"{result.goodput:.1%}",
+        "each learner loses its own time alone (the paper's rule), modelled": (
+            f"{models.papers_rule:.1%}"
+        ),
+        "one data-parallel job, modelled": f"{models.data_parallel:.1%}",
+    }
+    told = (
+        f"The models suffer the same faults, and restart in {models.restart_s:g} s, the learners'"
+        f" median here, from a checkpoint that is written every {models.checkpoint_s:g} s at no"
+        " cost. In a data-parallel job whatever stops, cuts off or slows one does it to all; its"
+        " links cost nothing."
+    )
+    return _table("goodput under these faults", rows) + "\n\n" + told
+
+
+def _data(result: ChaosResult) -> dict[str, object]:
+    return {"merged": result.data.merged, **result.data.gaps}
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.2f}"
 
 
 def _spread(spread: Spread) -> str:
@@ -86,5 +161,5 @@ def _table(title: str, rows: Mapping[str, object]) -> str:
     return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
-def _lines(findings: Iterable[str]) -> list[str]:
+def _lines(findings: Iterable[str]) -> Sequence[str]:
     return [f"- {finding}" for finding in findings]
