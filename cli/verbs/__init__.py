@@ -29,6 +29,7 @@ NAMES = (
     "bench pace",
     "bench overhead",
     "bench journal",
+    "bench faults",
     "chaos",
     "study run",
     "study table",

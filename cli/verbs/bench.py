@@ -81,7 +81,8 @@ VERB = Verb(
         "other benches:\n"
         "  bench pace      measure that a slow learner slows nobody\n"
         "  bench overhead  measure what synchronisation costs a learner's steps\n"
-        "  bench journal   measure what durability costs, and how soon a killed server is back"
+        "  bench journal   measure what durability costs, and how soon a killed server is back\n"
+        "  bench faults    measure what is kept of a run in which learners are killed"
     ),
     settings=BenchSettings,
     run=run,
