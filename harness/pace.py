@@ -1,20 +1,24 @@
-"""Does a slow learner slow the fast ones? Their step rate with and without it, pair by pair."""
+"""Do slow learners slow the fast ones? Their step rate with and without them, pair by pair; and the
+same with synchronous DiLoCo, where they must.
+"""
 
 from __future__ import annotations
 
 import statistics
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from fragments.errors import DilocoError
+from fragments.overlay import overlay
+from fragments.policies import policy_settings
 from fragments.records import LearnerState, LearnerStatus, RunStatus
 from fragments.runspec import RunSpec
 from harness.cluster import START_LIMIT_S, Cluster
-from harness.plan import SLOW_NAME, Island, make_islands
+from harness.plan import SLOW_NAME, Island, make_islands, names_of
 from harness.presets import preset
 from harness.processes import Supervisor
 from harness.watcher import StatusWatcher
@@ -27,21 +31,27 @@ _WARM_STEPS = 10
 """Steps of a fast learner before the first window: its first ones include compilation."""
 
 _PRESENT_STEPS = 2
-"""Steps of the slow learner after which it counts as taking part: its start takes a core for some
+"""Steps of a slow learner after which it counts as taking part: its start takes a core for some
 seconds, which is not what is measured."""
+
+_SYNCHRONOUS_WINDOW = 3
+"""A window of synchronous DiLoCo is so many times longer: fast learners stand still for seconds."""
 
 
 class PaceResult(BaseModel):
     """Step rates of the fast learners, mean over them, in steps a second, by pair.
 
     `ratios` are with / without; the claim is that their median is within BOUND of 1.
-    `wait_share_max` is the larger of the two fast learners' over the whole bench.
+    `wait_share_max` is the largest of the fast learners' over the whole bench. `synchronous`: the
+    same of synchronous DiLoCo (K = M), where it was measured.
     """
 
     model_config = ConfigDict(frozen=True)
 
     pairs: int
     pace_s: float
+    fast: int
+    slow: int
     slow_factor: float
     window_s: float
     without_slow: tuple[float, ...]
@@ -54,6 +64,7 @@ class PaceResult(BaseModel):
     slow_contributions_merged: int
     bound: float = BOUND
     equal: bool
+    synchronous: PaceResult | None = None
 
 
 def endless(spec: RunSpec) -> RunSpec:
@@ -63,7 +74,7 @@ def endless(spec: RunSpec) -> RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class PacePlan:
-    """What to measure: two fast learners, and a third that comes and goes.
+    """What to measure: fast learners, and slow ones that come and go.
 
     `spec` is the run that they train; its budget must outlast the bench.
     """
@@ -74,11 +85,25 @@ class PacePlan:
     window_s: float = 10.0
     pace_s: float = 0.22
     slow_factor: float = 3.0
+    fast: int = 2
+    slow: int = 1
+
+    def synchronous(self) -> PacePlan:
+        """The same with synchronous DiLoCo: whoever is there must answer."""
+        learners = self.fast + self.slow
+        given = self.spec.model_dump(exclude_unset=True) | {"max_learners": learners}
+        spec = RunSpec.model_validate(overlay(given, policy_settings("diloco", learners)))
+        return replace(
+            self,
+            out=self.out / "synchronous",
+            spec=spec,
+            window_s=_SYNCHRONOUS_WINDOW * self.window_s,
+        )
 
 
 @dataclass(slots=True)
 class PaceBench:
-    """One server and two fast learners that stay; the slow one joins and leaves for each pair."""
+    """One server and fast learners that stay; the slow ones join and leave for each pair."""
 
     plan: PacePlan
     stop: threading.Event
@@ -86,7 +111,7 @@ class PaceBench:
     _status: RunStatus | None = None
     _samples: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     _wait_shares: dict[str, float] = field(default_factory=dict)
-    _slow_merged: int = 0
+    _slow_merged: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> PaceResult:
         """Measures all pairs.
@@ -96,8 +121,9 @@ class PaceBench:
             DilocoError: when a process ended that should not, or something took too long.
         """
         plan = self.plan
-        *fast, slow = make_islands(3, plan.pace_s, plan.slow_factor)
-        names = [island.name for island in fast]
+        fast = make_islands(plan.fast, plan.pace_s, 1.0)
+        slow = _slow_islands(plan)
+        names = names_of(fast)
         without: list[float] = []
         beside: list[float] = []
         with Supervisor() as processes:
@@ -113,18 +139,20 @@ class PaceBench:
                     without.append(self._window(cluster, watcher, names))
                     self._bring(cluster, watcher, slow)
                     beside.append(self._window(cluster, watcher, names))
-                    processes.stop([slow.name])
+                    processes.stop(names_of(slow))
                     self.tell(
                         f"pair {pair + 1} of {plan.pairs}: {without[-1]:.3f} steps/s without,"
                         f" {beside[-1]:.3f} with, ratio {beside[-1] / without[-1]:.4f}"
                     )
         return self._result(without, beside)
 
-    def _bring(self, cluster: Cluster, watcher: StatusWatcher, slow: Island) -> None:
-        """Starts the slow learner and waits until it takes part."""
-        before = self._steps().get(slow.name, 0)
-        cluster.learn(slow)
-        self._await_steps(cluster, watcher, {slow.name: before + _PRESENT_STEPS})
+    def _bring(self, cluster: Cluster, watcher: StatusWatcher, slow: Sequence[Island]) -> None:
+        """Starts the slow learners and waits until they take part."""
+        before = self._steps()
+        for island in slow:
+            cluster.learn(island)
+        wanted = {each.name: before.get(each.name, 0) + _PRESENT_STEPS for each in slow}
+        self._await_steps(cluster, watcher, wanted)
 
     def _await_steps(
         self, cluster: Cluster, watcher: StatusWatcher, wanted: dict[str, int]
@@ -159,8 +187,8 @@ class PaceBench:
         self._status = fresh
         self._samples.append((fresh.uptime_s, self._steps()))
         for learner in fresh.learners:
-            if learner.name == SLOW_NAME:
-                self._slow_merged = learner.contributions_merged
+            if learner.name.startswith(SLOW_NAME):
+                self._slow_merged[learner.name] = learner.contributions_merged
             elif _is_training(learner):
                 self._wait_shares[learner.name] = learner.wait_share
 
@@ -174,6 +202,8 @@ class PaceBench:
         return PaceResult(
             pairs=self.plan.pairs,
             pace_s=self.plan.pace_s,
+            fast=self.plan.fast,
+            slow=self.plan.slow,
             slow_factor=self.plan.slow_factor,
             window_s=self.plan.window_s,
             without_slow=tuple(round(rate, 4) for rate in without),
@@ -183,9 +213,23 @@ class PaceBench:
             ratio_min=round(min(ratios), 4),
             ratio_max=round(max(ratios), 4),
             wait_share_max=round(max(self._wait_shares.values(), default=0.0), 5),
-            slow_contributions_merged=self._slow_merged,
+            slow_contributions_merged=sum(self._slow_merged.values()),
             equal=abs(median - 1) <= BOUND,
         )
+
+
+def measure_both(plan: PacePlan, stop: threading.Event, tell: Callable[[str], None]) -> PaceResult:
+    """Ours, and then the same with synchronous DiLoCo. Raises as `PaceBench.run` does."""
+    ours = PaceBench(plan, stop, tell).run()
+    tell("the same with synchronous DiLoCo: all must answer")
+    beside = plan.synchronous()
+    beside.out.mkdir(parents=True)
+    return ours.model_copy(update={"synchronous": PaceBench(beside, stop, tell).run()})
+
+
+def _slow_islands(plan: PacePlan) -> list[Island]:
+    names = [SLOW_NAME, *(f"{SLOW_NAME}-{number}" for number in range(2, plan.slow + 1))]
+    return [Island(name, plan.pace_s * plan.slow_factor) for name in names]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

@@ -116,7 +116,7 @@ class ChaosResult(_Record):
     repair_s: float | None
     outages: tuple[Suffered, ...] = Field(description="those by the clock, as they came")
     by_kind: dict[str, KindFigures]
-    spent: Spent | None = Field(description="null where training was held for faults")
+    spent: Spent | None = Field(description="null with faults by count, for which training is held")
     models: Models | None = Field(description="null without outages by the clock")
     leases_lapsed: int
     recovery_s: Spread = Field(description="from a kill of the server until it serves again")

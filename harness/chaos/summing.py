@@ -28,7 +28,7 @@ from harness.chaos.result import (
     Spread,
     Suffered,
 )
-from harness.chaos.schedule import FaultKind
+from harness.chaos.schedule import FaultKind, Faults
 from harness.chaos.storm import Storm
 from harness.plan import SERVER, names_of
 from harness.processes import EventKind
@@ -156,7 +156,7 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
         repair_s=plan.repair_s,
         outages=_suffered(storm.breaker.befell),
         by_kind=by_kind(befell, works, _acknowledged(course)),
-        spent=_spent(course, goodput) if not course.held else None,
+        spent=_spent(course, goodput) if plan.faults == Faults() else None,
         models=_models(plan, course) if befell else None,
         goodput=goodput,
         uptime=round(uptime(_counted(course), course.span, course.held), 4),

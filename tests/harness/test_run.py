@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,9 @@ def test_a_run_that_cannot_be_made_says_why_in_the_words_of_init(tmp_path: Path)
 def test_the_pace_bench_measures_a_slow_learner_that_comes_and_goes(tmp_path: Path) -> None:
     spec = tiny_spec(program={"factory": "tests.harness.factory:build"}, sync_interval=8)
     plan = PacePlan(tmp_path, endless(spec), pairs=1, window_s=1.5, pace_s=0.05)
+    synchronous = replace(plan, slow=2).synchronous().spec
+    assert (synchronous.quorum, synchronous.fragments) == (4, 1)
+    assert synchronous.program == spec.program
     lines: list[str] = []
     result = PaceBench(plan, threading.Event(), lines.append).run()
     assert len(result.ratios) == len(lines) == 1
