@@ -41,7 +41,7 @@ from harness.chaos.schedule import Faults
 from harness.fault_rates import FaultRatesResult
 from harness.fault_rates_report import draw
 from harness.fault_rates_report import report as rates_report
-from harness.plan import SERVER
+from harness.plan import SERVER, make_islands, names_of
 from tests.support.tiny import tiny_spec
 
 NAMES = ("eu", "us", "asia")
@@ -103,6 +103,12 @@ def test_a_script_says_what_befalls_whom_and_when(tmp_path: Path) -> None:
         Outage(what=OutageKind.SLOW, whom="eu", at_tokens=400_000, for_s=30, factor=3),
         Outage(what=OutageKind.SERVER_KILL, whom=SERVER, at_s=50, for_s=5),
     )
+
+
+def test_the_script_of_two_slow_learners_fits_the_run_that_it_is_for() -> None:
+    path = Path(__file__).parents[2] / "docs" / "results" / "half-speed.toml"
+    slow = read_script(path, names_of(make_islands(4, 0.25, 1.0)))
+    assert [(each.what, each.factor) for each in slow] == 2 * [(OutageKind.SLOW, 2.0)]
 
 
 @pytest.mark.parametrize(
