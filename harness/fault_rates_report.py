@@ -100,7 +100,8 @@ def draw(result: FaultRatesResult, path: Path) -> None:
         axes.plot(at, percent, style, color=colour, marker="o", linewidth=2, label=label)
         for x, y in zip(at, percent, strict=True):
             axes.annotate(
-                f"{y:.0f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center",
+                f"{y:.0f}", (x, y), textcoords="offset points", ha="center",
+                xytext=(14, -4) if "Decoupled" in label else (-14, -4),
                 fontsize=8, color=colour,
             )  # fmt: skip
     axes.set_title(
