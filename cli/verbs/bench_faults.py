@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,12 +68,14 @@ def run(settings: BenchFaultsSettings) -> None:
         SettingsError: see `plan_of`.
         DilocoError: when a figure is not met, after printing the result.
     """
+    # Before an earlier run in --out is put aside for this one.
+    plan = plan_of(settings, Path())
 
     def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> FaultRatesResult:
         from harness.fault_rates import FaultRatesBench
         from harness.fault_rates_report import draw, report
 
-        result = FaultRatesBench(plan_of(settings, out), stop, tell).run()
+        result = FaultRatesBench(replace(plan, out=out), stop, tell).run()
         (out / "faults.json").write_text(result.model_dump_json(indent=2) + "\n", "utf-8")
         (out / "faults.md").write_text(report(result) + "\n", "utf-8")
         draw(result, out / "faults.png")

@@ -181,11 +181,13 @@ def run(settings: ChaosSettings) -> None:
         DilocoError: when a promise is broken, after printing the result; or when the run could not
             be finished.
     """
+    # Before an earlier run in --out is put aside for this one.
+    plan = plan_of(settings, Path())
 
     def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> ChaosResult:
         from harness.chaos.run import Chaos
 
-        return Chaos(plan_of(settings, out), stop, tell).run()
+        return Chaos(replace(plan, out=out), stop, tell).run()
 
     def show(result: ChaosResult) -> None:
         from harness.chaos.report import report

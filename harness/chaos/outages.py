@@ -164,13 +164,17 @@ def downtimes(outages: Iterable[Outage]) -> tuple[Downtime, ...]:
 
 
 def parse_kinds(text: str) -> tuple[OutageKind, ...]:
-    """Kinds from a text such as "kill,partition,slow". SettingsError for one that is none."""
+    """Kinds from a text such as "kill,partition,slow". SettingsError for one that is none, or where
+    there is none.
+    """
     known = [str(kind) for kind in OutageKind]
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in known:
             hint = did_you_mean(word, known) or f": give some of {', '.join(known)}"
             raise SettingsError(f"there is no fault {word!r}{hint}")
+    if not words:
+        raise SettingsError(f"--faults names none: give some of {', '.join(known)}")
     return tuple(OutageKind(word) for word in dict.fromkeys(words))
 
 

@@ -143,6 +143,8 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     assert parse_kinds("slow, kill,slow") == (OutageKind.SLOW, OutageKind.KILL)
     with pytest.raises(SettingsError, match="no fault 'klil': did you mean kill"):
         parse_kinds("klil")
+    with pytest.raises(SettingsError, match="names none"):
+        parse_kinds(" ,")
     with pytest.raises(SettingsError, match="cannot read"):
         plan_of(ChaosSettings(script=tmp_path / "none.toml"), tmp_path)
     with pytest.raises(SettingsError, match="do not go together"):
