@@ -54,8 +54,11 @@ soak-disk: $(INSTALLED) ## 10,000 rounds, and what they take of the disk; some m
 soak-chaos: $(INSTALLED) ## Kills, stops and absences at length, judged
 	mkdir -p runs
 	$(BIN)/diloco chaos --out runs/chaos --server-kills 100 --learner-kills 100 --point-kills 1 \
-	  --learner-stops 3 --server-away-s 60 --compare > runs/chaos.md
+	  --learner-stops 3 --server-away-s 60 > runs/chaos.md
 	mv runs/chaos.md docs/results/chaos.md
+	$(BIN)/diloco chaos --out runs/chaos-learners --server-kills 0 --learner-kills 100 \
+	  --checkpoint-every-s 10 --compare > runs/chaos-learners.md
+	mv runs/chaos-learners.md docs/results/chaos-learners.md
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, types, layers between rooms, and protos

@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from harness.chaos.breaker import Breaker
 from harness.chaos.judgement import Judgement, referee_words
@@ -26,6 +26,9 @@ from harness.processes import Command, Supervisor
 from harness.watcher import StatusWatcher
 
 _LOOK_S = 0.2
+_TELL_S = 30.0
+"""From one line about how far the run is to the next."""
+
 _RESTARTS = 10_000
 _START_LIMIT_S = 180.0
 REFEREE = "referee"
@@ -49,6 +52,7 @@ class Chaos:
     plan: ChaosPlan
     stop: threading.Event
     tell: Callable[[str], None]
+    _told_s: float = field(default=0.0, init=False)
 
     def run(self, undisturbed: Judgement | None = None) -> ChaosResult:
         """All of it. `undisturbed`: of the same run without faults, where that was done already.
@@ -75,6 +79,7 @@ class Chaos:
         plan.out.mkdir(parents=True, exist_ok=True)
         places = Places(plan.out)
         places.stamps.mkdir(exist_ok=True)
+        self._told_s = 0.0
         names, ports = names_of(plan.islands), _free_ports()
         with Relays(names, ports) as relays, Supervisor() as processes:
             cluster = self._cluster(plan, places, processes, relays, ports)
@@ -132,7 +137,16 @@ class Chaos:
         for name in processes_needed:
             if processes.settled(name) and processes.exit_code(name) != 0:
                 processes.require_alive(name)
-        return storm.tick()
+        is_over = storm.tick()
+        self._tell_how_far(storm)
+        return is_over
+
+    def _tell_how_far(self, storm: Storm) -> None:
+        status, now_s = storm.status, storm.cluster.processes.now_s
+        if status is not None and now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            share = status.tokens_trained / status.tokens_budget
+            self.tell(f"{now_s:.1f} s: {share:.0%} of the tokens are trained")
 
     def _settle(self, storm: Storm) -> None:
         """Until all learners have ended, and one more look after that."""
