@@ -26,6 +26,38 @@ class StoppedError(Exception):
     """The person who started the run has stopped it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Watches processes while something is waited for. `stop` ends every wait."""
+
+    processes: Supervisor
+    stop: threading.Event
+    logs: Path
+    at_tick: Callable[[], None] = lambda: None
+
+    def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Until `is_over()`, asked ten times a second.
+
+        Raises:
+            StoppedError: when `stop` is set meanwhile.
+            DilocoError: after `limit_s`; `what` names what took too long.
+        """
+        deadline_s = self.processes.now_s + limit_s
+        while True:
+            self.processes.poll()
+            over = is_over()
+            self.at_tick()
+            if over:
+                return
+            if self.processes.now_s > deadline_s:
+                raise DilocoError(
+                    f"{what} took longer than {limit_s:g} s and was ended;"
+                    f" the logs are in {self.logs}"
+                )
+            if self.stop.wait(TICK_S):
+                raise StoppedError
+
+
 @dataclass(slots=True)
 class Cluster:
     """Starts the processes of a run in `out` and waits on them. `stop` ends every wait.
@@ -41,6 +73,7 @@ class Cluster:
     processes: Supervisor
     max_restarts: int = 0
     address: str = ""
+    bulk_port: int = 0
     at_tick: Callable[[], None] = lambda: None
     """Called at every tick of every wait."""
     entry: Callable[[str], tuple[str, ...]] = lambda _name: command()
@@ -51,6 +84,8 @@ class Cluster:
     """What else the learner of that name is told."""
     dialled: Callable[[str, str], str] = lambda _name, address: address
     """What the learner of that name dials, given the server's address."""
+    server_host: str = "127.0.0.1"
+    """Where the server listens; beyond loopback it takes `--insecure` among its flags."""
     server_ports: tuple[int, int] = (0, 0)
     """Of control and bulk, 0 for any: a server that is started again must be found again."""
     server_restarts: int = 0
@@ -103,7 +138,7 @@ class Cluster:
             DilocoError: when it ends instead, with its own last words.
         """
         control, bulk = self.server_ports
-        words = ("--address", f"127.0.0.1:{control}", "--bulk-port", str(bulk))
+        words = ("--address", f"{self.server_host}:{control}", "--bulk-port", str(bulk))
         self._start(
             SERVER,
             *("serve", str(self.run_dir), *words, *self.serve_flags, "--exit-with-parent"),
@@ -120,7 +155,8 @@ class Cluster:
             self.until(lambda: self.processes.settled(COMPILER), self.start_limit_s, "compiling")
             if self.processes.exit_code(COMPILER) != 0:
                 self.processes.require_alive(COMPILER)
-        self.address = str(json.loads(place.read_text(encoding="utf-8"))["address"])
+        told = json.loads(place.read_text(encoding="utf-8"))
+        self.address, self.bulk_port = str(told["address"]), int(told["bulk_port"])
         return self.address
 
     def learn(self, island: Island) -> None:
@@ -146,32 +182,10 @@ class Cluster:
             max_restarts=self.max_restarts,
         )
 
-    def until(
-        self,
-        is_over: Callable[[], bool],
-        limit_s: float,
-        what: str,
-    ) -> None:
-        """Watches the processes until `is_over()`, asked ten times a second.
-
-        Raises:
-            StoppedError: when `stop` is set meanwhile.
-            DilocoError: after `limit_s`; `what` names what took too long.
-        """
-        deadline_s = self.processes.now_s + limit_s
-        while True:
-            self.processes.poll()
-            over = is_over()
-            self.at_tick()
-            if over:
-                return
-            if self.processes.now_s > deadline_s:
-                raise DilocoError(
-                    f"{what} took longer than {limit_s:g} s and was ended;"
-                    f" the logs are in {self.out / 'logs'}"
-                )
-            if self.stop.wait(TICK_S):
-                raise StoppedError
+    def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
+        """`Look.until`, of this run's processes."""
+        look = Look(self.processes, self.stop, self.out / "logs", self.at_tick)
+        look.until(is_over, limit_s, what)
 
     def _start(self, name: str, *words: str, max_restarts: int = 0) -> None:
         argv = (*self.entry(name), *words, "--log-format", "json")

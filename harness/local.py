@@ -13,6 +13,7 @@ from harness.drill import Drill
 from harness.plan import EVALUATOR, SERVER, Island, LocalPlan, names_of
 from harness.processes import EventKind, Supervisor
 from harness.recorder import Recorder
+from harness.relays import Relays
 from harness.summary import Circumstances, Summary, summarize
 from harness.watcher import StatusWatcher
 
@@ -49,15 +50,17 @@ class LocalRun:
                 has passed; the message ends with that process's own last words.
         """
         plan = self.plan
-        with Supervisor() as processes:
+        shapes = {one.name: one.link for one in plan.islands if one.link is not None}
+        with Relays(shapes) as relays, Supervisor() as processes:
             cluster = Cluster(
                 plan.out, plan.spec, plan.data, self.stop, processes, plan.max_restarts,
                 at_tick=lambda: self.show(self._status, self.recorder, processes),
-                checkpoint_every_s=plan.checkpoint_every_s,
+                checkpoint_every_s=plan.checkpoint_every_s, dialled=relays.dialled,
             )  # fmt: skip
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
+            relays.open(address, cluster.bulk_port)
             cluster.learn(plan.islands[0])
             self._waiting = plan.islands[1:]
             if plan.lead_share == 0:

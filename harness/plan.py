@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from fragments.errors import SettingsError
 from fragments.runspec import RunSpec
 from harness.drill import KillOrder
+from harness.link import LinkShape
+from harness.regions import RegionMap
 
 _FAST_NAMES = ("eu-west", "us-east", "us-west", "eu-north", "sa-east", "af-south", "au-east")
 SLOW_NAME = "asia-slow"
@@ -18,10 +21,13 @@ SERVER = "server"
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """One learner. `pace_s`: least seconds from one step to the next, 0 for as fast as it can."""
+    """One learner. `pace_s`: least seconds from one step to the next, 0 for as fast as it can.
+    `link`: what lies between it and the server; None for this machine's loopback alone.
+    """
 
     name: str
     pace_s: float
+    link: LinkShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,26 @@ def make_islands(count: int, pace_s: float, slow_factor: float) -> tuple[Island,
     if slow:
         islands.append(Island(SLOW_NAME, pace_s * slow_factor))
     return tuple(islands)
+
+
+def islands_of(regions: RegionMap, pace_s: float) -> tuple[Island, ...]:
+    """The islands of a map, in its order; one of speed 1 makes a step in `pace_s`.
+
+    Raises:
+        SettingsError: for regions of different speeds when nothing is paced.
+    """
+    if pace_s <= 0 and len({region.speed for region in regions.regions.values()}) > 1:
+        raise SettingsError("regions of different speeds need a pace: give --pace-s")
+    return tuple(
+        Island(
+            name,
+            pace_s / region.speed,
+            LinkShape(region.rate_mbit or math.inf, region.delay_ms / 1000)
+            if region.is_linked
+            else None,
+        )
+        for name, region in regions.regions.items()
+    )
 
 
 def names_of(islands: Sequence[Island]) -> list[str]:

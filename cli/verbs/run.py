@@ -11,12 +11,13 @@ from cli.keys import VerbSettings
 from cli.stop import stop_on_signal
 from cli.verb import Verb
 from cli.verbs.init import HIDDEN
+from fragments.errors import SettingsError
 from fragments.overlay import overlay
 from fragments.policies import Policy, spec_of
 from fragments.runspec import RunSpec
 
 if TYPE_CHECKING:
-    from harness.plan import LocalPlan
+    from harness.plan import Island, LocalPlan
     from harness.presets import Preset
 
 
@@ -42,6 +43,12 @@ class RunSettings(VerbSettings, RunSpec):
     )
     learners: Annotated[int, Field(ge=1, le=16)] = Field(
         default=3, description="number of learners"
+    )
+    map_: Path | None = Field(
+        default=None,
+        alias="map",
+        description="TOML file with a table [regions.NAME] for each learner: rate_mbit and delay_ms"
+        " of its link to the server, and its speed; instead of --learners and --slow-factor",
     )
     pace_s: float | None = Field(
         default=None,
@@ -107,10 +114,11 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     """The plan: the preset's settings, overridden by the policy's, and both by those given.
 
     Raises:
-        SettingsError: for an unknown preset, a kill of nobody, or a slow learner without a pace.
+        SettingsError: for an unknown preset, a kill of nobody, a slow learner without a pace, or a
+            map that makes no sense.
     """
     from harness.drill import parse_kills
-    from harness.plan import LocalPlan, make_islands, names_of
+    from harness.plan import LocalPlan, names_of
     from harness.presets import preset
 
     base: Preset | None = preset(settings.preset) if settings.preset else None
@@ -122,10 +130,7 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     lead_share = settings.lead_share
     if lead_share is None:
         lead_share = base.lead_share if base else 0.0
-    slow_factor = settings.slow_factor
-    if pace_s == 0 and "slow_factor" not in settings.model_fields_set:
-        slow_factor = 1.0
-    islands = make_islands(settings.learners, pace_s, slow_factor)
+    islands = _islands(settings, pace_s)
     # As many data shards as there are learners: a shard that nobody has is never trained on.
     own = {"max_learners": len(islands)}
     return LocalPlan(
@@ -143,6 +148,25 @@ def make_plan(settings: RunSettings) -> LocalPlan:
     )
 
 
+def _islands(settings: RunSettings, pace_s: float) -> tuple[Island, ...]:
+    """The learners: those of the map, or so many of which the last one is slow."""
+    from harness.plan import islands_of, make_islands
+    from harness.regions import load_map
+
+    given = settings.model_fields_set
+    if settings.map_ is not None:
+        if both := sorted({"learners", "slow_factor"} & given):
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in both)
+            raise SettingsError(
+                f"the map says who the learners are and how fast: leave out {flags}"
+            )
+        return islands_of(load_map(settings.map_), pace_s)
+    slow_factor = settings.slow_factor
+    if pace_s == 0 and "slow_factor" not in given:
+        slow_factor = 1.0
+    return make_islands(settings.learners, pace_s, slow_factor)
+
+
 VERB = Verb(
     name="run",
     summary="run several islands on this machine, start to finish",
@@ -150,13 +174,19 @@ VERB = Verb(
         "Run several islands on this machine, each a process of its own: one outer server, its\n"
         "learners and an evaluator that talk over loopback. Shows the run live, ends by itself at\n"
         "the token budget, and leaves OUT/summary.json, OUT/loss.png, OUT/logs/ and the run\n"
-        "directory OUT/run. An earlier run in OUT is kept as OUT.previous."
+        "directory OUT/run. An earlier run in OUT is kept as OUT.previous.\n\n"
+        "With --map the learners are far apart: a TOML file has a table for each, such as\n"
+        "  [regions.us-east]\n"
+        "  rate_mbit = 20     # Mbit/s (10^6 bits) each way; left out: no bound\n"
+        "  delay_ms = 40      # one way\n"
+        "  speed = 0.5        # a step takes --pace-s divided by this"
     ),
     examples=(
         "examples:\n"
         "  diloco run --out runs/demo --preset demo\n"
         "  diloco run --out runs/demo --preset demo --kill us-east@150\n"
-        "  diloco run --out runs/mine --data 'texts/*.txt' --budget-tokens 500000 --learners 2"
+        "  diloco run --out runs/mine --data 'texts/*.txt' --budget-tokens 500000 --learners 2\n"
+        "  diloco run --out runs/far --preset demo --map map.toml"
     ),
     settings=RunSettings,
     run=run,

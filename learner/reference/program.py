@@ -89,6 +89,22 @@ class ReferenceProgram:
         """One AdamW step on `batch`; dispatches and returns at once, donates nothing."""
         return StepResult(*self._step(params, inner, batch, progress))
 
+    def gradient(
+        self, params: Params, batch: UInt8[Array, "batch window"]
+    ) -> tuple[Float32[Array, ""], Params]:
+        """The first half of a step: loss and gradient. To be traced, as `updated` is."""
+        loss, gradient = jax.value_and_grad(self._loss)(params, batch)
+        return loss, gradient
+
+    def updated(
+        self, params: Params, inner: Inner, gradient: Params, progress: Float32[Array, ""]
+    ) -> tuple[Params, Inner]:
+        """The second half: parameters and AdamW state after a step with that gradient."""
+        # optax's Adam raises a float to its int32 count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, inner = self._inner.update(gradient, inner, params, progress=progress)
+        return optax.apply_updates(params, updates), inner
+
     def evaluate(self, params: Params) -> float:
         """Held-out bits per byte over a fixed sample of `eval_windows` windows; one host sync."""
         return float(self._evaluate(params, self._held_out)) / math.log(2.0)
@@ -111,11 +127,9 @@ class ReferenceProgram:
         batch: UInt8[Array, "batch window"],
         progress: Float32[Array, ""],
     ) -> tuple[Params, Inner, Float32[Array, ""]]:
-        loss, gradient = jax.value_and_grad(self._loss)(params, batch)
-        # optax's Adam raises a float to its int32 count, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, inner = self._inner.update(gradient, inner, params, progress=progress)
-        return optax.apply_updates(params, updates), inner, loss
+        loss, gradient = self.gradient(params, batch)
+        params, inner = self.updated(params, inner, gradient, progress)
+        return params, inner, loss
 
     def _traced_evaluate(
         self, params: Params, held_out: UInt8[Array, "batches batch window"]

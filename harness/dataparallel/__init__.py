@@ -1,0 +1,1 @@
+"""Synchronous data-parallel training over real processes: what Decoupled DiLoCo is held to."""

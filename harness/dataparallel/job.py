@@ -1,0 +1,81 @@
+"""A data-parallel job over sites: `jax.distributed` with Gloo, one process at each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fragments.runspec import RunSpec
+from harness.dataparallel.worker import WorkerReport, WorkerRequest
+from harness.environment import child_environment, module
+from harness.gated import Gate
+from harness.processes import Command, Supervisor
+from harness.sites import Sites
+from harness.warm import use_cache
+
+_PORT = 7788
+"""Of the rendezvous, in a network that has nobody else in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelJob:
+    """What is trained, where, and at which pace.
+
+    `out` gets logs and stamps. `steps` 0: until the job is stopped. All processes have the same
+    `spec` and begin from its seed's weights; each trains on a shard of its own.
+    """
+
+    out: Path
+    spec: RunSpec
+    sites: tuple[str, ...]
+    pace_s: float = 0.0
+    steps: int = 0
+    data: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The processes' names, in the order of the sites."""
+        return [f"worker-{index}" for index in range(len(self.sites))]
+
+    @property
+    def directory(self) -> Path:
+        """Where stamps and reports are."""
+        return (self.out / "workers").absolute()
+
+    def start(self, processes: Supervisor, sites: Sites) -> None:
+        """Starts one process at each site; the supervisor's owner stops them."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        environ = child_environment()
+        # The job's collectives are those of processors, whatever else a machine has.
+        environ["JAX_PLATFORMS"] = "cpu"
+        use_cache(environ, self.out / "cache")
+        rendezvous = f"{sites.address(self.sites[0])}:{_PORT}"
+        for index, (name, site) in enumerate(zip(self.names, self.sites, strict=True)):
+            request = WorkerRequest(
+                spec=self.spec,
+                data=self.data,
+                index=index,
+                processes=len(self.sites),
+                rendezvous=rendezvous,
+                pace_s=self.pace_s,
+                steps=self.steps,
+                directory=self.directory,
+            )
+            argv = module("harness.dataparallel.worker", request.model_dump_json())
+            log = self.out / "logs" / f"{name}.log"
+            processes.start(Command(name, (*sites.words(site), *argv), log, environ))
+
+    def gates(self, processes: Supervisor) -> list[Gate]:
+        """The gates of the running processes, whose stamps tell when steps were done."""
+        pids = processes.pids()
+        return [Gate(self.directory, pids[name]) for name in self.names]
+
+    def reports(self) -> Sequence[WorkerReport]:
+        """What the processes left at the end of their steps."""
+        return [
+            WorkerReport.model_validate_json(
+                WorkerReport.path(self.directory, index).read_text(encoding="utf-8")
+            )
+            for index in range(len(self.sites))
+        ]

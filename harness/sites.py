@@ -1,0 +1,186 @@
+"""Places on this machine that are joined by thin links: network namespaces of the Linux kernel.
+
+Each site has a network stack of its own, one address, and one device whose traffic the kernel holds
+to a rate in both directions; all devices are joined by a switch in a namespace of its own. What
+runs at a site is an ordinary process with ordinary TCP, so that any program can be measured there.
+There is no way out of it, and nothing of the machine's own network is touched.
+
+A namespace has no name and no file: it lives as long as a process is in it. The one that holds it
+ends when whoever made the sites does, in whatever way, so the kernel removes all of it then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fragments.errors import SettingsError
+from harness.shaping import shape_words
+
+_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+_NETWORK = "10.77.0"
+_FIRST_NUMBER = 2
+_DEVICE = "eth0"
+_SWITCH = "switch"
+_MOST_SITES = 32
+_CALL_S = 20.0
+
+
+def why_no_sites() -> str:
+    """Why no sites can be made here, in a sentence; empty where they can."""
+    if sys.platform != "linux":
+        return "links are shaped in network namespaces, which only Linux has"
+    if os.geteuid() != 0:
+        return "links are shaped in network namespaces, which takes root: run it with sudo"
+    missing = {package for program, package in _PROGRAMS.items() if shutil.which(program) is None}
+    if missing:
+        return f"links are shaped with programs that are missing: install {', '.join(missing)}"
+    told = _call(["unshare", "--net", "--uts", "--", "true"])
+    if told.returncode != 0:
+        return f"no network namespace can be made here: {_sentence(told)}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    number: int
+    holder: subprocess.Popen[bytes]
+
+    @property
+    def address(self) -> str:
+        return f"{_NETWORK}.{self.number}"
+
+    @property
+    def port(self) -> str:
+        """The switch's end of its link."""
+        return f"port{self.number}"
+
+
+class Sites:
+    """Sites of the given names, all of whose links are open at first. A context manager.
+
+    Not thread-safe. The processes at a site must be ended by whoever started them, before this is.
+
+    Raises:
+        SettingsError: where sites cannot be made; the message says why.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = list(names)
+        self._sites: dict[str, _Site] = {}
+        self._switch: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Sites:
+        if reason := why_no_sites():
+            raise SettingsError(reason)
+        if len(self._names) > _MOST_SITES:
+            raise SettingsError(f"{len(self._names)} sites are more than {_MOST_SITES}")
+        try:
+            self._switch = _hold(_SWITCH)
+            self._at_switch("ip", "link", "add", _SWITCH, "type", "bridge")
+            self._at_switch("ip", "link", "set", _SWITCH, "up")
+            for number, name in enumerate(self._names, start=_FIRST_NUMBER):
+                self._add(name, number)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._close()
+
+    def address(self, name: str) -> str:
+        """The site's only address. It is its host name too, which programs look up to be found."""
+        return self._sites[name].address
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """What goes before the words of a command so that it runs at the site."""
+        return _inside(self._sites[name].holder)
+
+    def shape(self, name: str, rate_mbit: float) -> None:
+        """From here on the site sends and receives `rate_mbit` (10^6 bits a second) each way."""
+        site = self._sites[name]
+        self._at_site(name, *shape_words(_DEVICE, rate_mbit))
+        self._at_switch(*shape_words(site.port, rate_mbit))
+
+    def cut(self, name: str) -> None:
+        """Nothing comes or goes any more, and nobody is told."""
+        self._at_switch("ip", "link", "set", self._sites[name].port, "nomaster")
+
+    def mend(self, name: str) -> None:
+        """The end of a cut."""
+        self._at_switch("ip", "link", "set", self._sites[name].port, "master", _SWITCH)
+
+    def carried_bytes(self, name: str) -> tuple[int, int]:
+        """Bytes that the site has sent and received so far, with most headers."""
+        devices = Path(f"/proc/{self._sites[name].holder.pid}/net/dev").read_text("ascii")
+        (line,) = (line for line in devices.splitlines() if line.strip().startswith(f"{_DEVICE}:"))
+        counts = line.partition(":")[2].split()
+        return int(counts[8]), int(counts[0])
+
+    def _add(self, name: str, number: int) -> None:
+        address = f"{_NETWORK}.{number}"
+        holder = _hold(address)
+        site = self._sites[name] = _Site(number, holder)
+        peer = ("peer", "name", _DEVICE, "netns", str(holder.pid))
+        self._at_switch("ip", "link", "add", site.port, "type", "veth", *peer)
+        self._at_switch("ip", "link", "set", site.port, "master", _SWITCH, "up")
+        self._at_site(name, "ip", "address", "add", f"{address}/24", "dev", _DEVICE)
+        self._at_site(name, "ip", "link", "set", _DEVICE, "up")
+
+    def _at_switch(self, *words: str) -> None:
+        assert self._switch is not None
+        _checked([*_inside(self._switch), *words])
+
+    def _at_site(self, name: str, *words: str) -> None:
+        _checked([*self.words(name), *words])
+
+    def _close(self) -> None:
+        holders = [site.holder for site in self._sites.values()]
+        for holder in [*holders, *([self._switch] if self._switch else [])]:
+            assert holder.stdin is not None
+            holder.stdin.close()
+            holder.wait(_CALL_S)
+            if holder.stdout is not None:
+                holder.stdout.close()
+        self._sites, self._switch = {}, None
+
+
+def _hold(host_name: str) -> subprocess.Popen[bytes]:
+    """A process in a namespace of its own, which ends when its stdin does; it is ready.
+
+    The host name is in a namespace too: programs that look up their own (Gloo) find the address.
+    """
+    work = f"echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up && echo && exec cat"
+    argv = ["unshare", "--net", "--uts", "--", "sh", "-c", work]
+    pipe = subprocess.PIPE
+    holder = subprocess.Popen(argv, stdin=pipe, stdout=pipe, start_new_session=True)
+    assert holder.stdout is not None
+    if not holder.stdout.readline():
+        holder.wait(_CALL_S)
+        raise SettingsError("a network namespace could not be made; what is above says why")
+    return holder
+
+
+def _inside(holder: subprocess.Popen[bytes]) -> tuple[str, ...]:
+    return ("nsenter", "--target", str(holder.pid), "--net", "--uts", "--")
+
+
+def _call(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_S)
+
+
+def _checked(argv: list[str]) -> None:
+    told = _call(argv)
+    if told.returncode != 0:
+        words = " ".join(argv[argv.index("--") + 1 :])
+        raise SettingsError(f"a link could not be made: `{words}` says {_sentence(told)}")
+
+
+def _sentence(told: subprocess.CompletedProcess[str]) -> str:
+    return " ".join(told.stderr.split()) or f"exit code {told.returncode}"

@@ -1,0 +1,1 @@
+"""`diloco bench links`: Decoupled DiLoCo and data-parallel training over the same thin links."""
