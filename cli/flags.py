@@ -135,7 +135,7 @@ def _show(default: Any) -> str:
     if isinstance(default, tuple) and hasattr(default[0], "from_share"):
         return ",".join(f"{stage.from_share:g}:{stage.steps}" for stage in default)
     if isinstance(default, tuple | list):
-        return " ".join(str(item) for item in default)
+        return " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in default)
     return str(getattr(default, "value", default))
 
 

@@ -119,8 +119,9 @@ def _kind(annotation: Any) -> Literal["value", "switch", "list", "table"]:
     origin = get_origin(annotation)
     if origin is dict:
         return "table"
-    # Only a plain list of texts: a tuple of models has a text form of its own (`sync_interval`).
-    if origin in (list, tuple) and get_args(annotation)[0] is str:
+    # Only a plain list of texts or numbers: a tuple of models has a text form of its own
+    # (`sync_interval`).
+    if origin in (list, tuple) and get_args(annotation)[0] in (str, float):
         return "list"
     return "value"
 

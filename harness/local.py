@@ -38,6 +38,8 @@ class LocalRun:
     stop: threading.Event
     show: Show
     recorder: Recorder = field(default_factory=Recorder)
+    link_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """After the run: what the links of learners that have one carried, up and down."""
     _status: RunStatus | None = None
     _waiting: tuple[Island, ...] = ()
 
@@ -69,6 +71,7 @@ class LocalRun:
             with StatusWatcher(address, _LOOK_S) as watcher:
                 self._follow(cluster, watcher)
                 self._settle(cluster, watcher)
+            self.link_bytes = relays.carried_bytes()
             processes.stop([SERVER])
             self._require_clean(processes)
             return self._summary(processes)

@@ -82,7 +82,8 @@ def _explain(error: ValidationError) -> str:
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             known = RegionMap.model_fields if len(place) == 1 else Region.model_fields
-            message = f"no such setting{did_you_mean(place[-1], known)}"
+            hint = did_you_mean(place[-1], known) or f"; there are {', '.join(known)}"
+            message = f"no such setting{hint}"
         elif detail["type"] == "missing":
             message = "the map has no regions: give each a table [regions.NAME]"
         elif detail["type"] == "string_pattern_mismatch":

@@ -52,6 +52,10 @@ class Relays:
         """What the learner of that name dials: its link, or `address` where it has none."""
         return self._addresses.get(name, address)
 
+    def carried_bytes(self) -> dict[str, tuple[int, int]]:
+        """What each link has carried so far, up (from the learner) and down."""
+        return {name: link.carried_bytes for name, link in self._links.items()}
+
     def link(self, name: str) -> Link:
         """The link of that name, to cut, mend and reshape it; KeyError before `open`."""
         return self._links[name]

@@ -18,6 +18,7 @@ from harness.report import report_view
 from harness.screen import Screen
 from harness.summary import Summary, verdicts
 from harness.terminal import say
+from harness.words import bytes_text
 
 BASELINES_LIMIT_S = 180.0
 
@@ -50,6 +51,8 @@ def run_and_report(plan: LocalPlan, stop: threading.Event) -> Summary:
     plot = plot_path(plan.out)
     draw_run(summary, run.recorder.samples, plot)
     screen.console.print(report_view(summary))
+    for name, (up_bytes, down_bytes) in run.link_bytes.items():
+        say(f"the link of {name} carried {bytes_text(up_bytes)} up, {bytes_text(down_bytes)} down")
     say(f"{summary_path(plan.out)}\n{plot}")
     failed = [verdict.claim for verdict in verdicts(summary) if verdict.vital and not verdict.holds]
     if failed:

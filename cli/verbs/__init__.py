@@ -27,6 +27,7 @@ NAMES = (
     "admin stop",
     "bench",
     "bench pace",
+    "bench links",
     "bench overhead",
     "bench journal",
     "bench faults",

@@ -80,6 +80,7 @@ VERB = Verb(
         "examples:\n  diloco bench\n  diloco bench --params 100M --learners 4 --json\n\n"
         "other benches:\n"
         "  bench pace      measure that a slow learner slows nobody\n"
+        "  bench links     compare with data-parallel training over thin links\n"
         "  bench overhead  measure what synchronisation costs a learner's steps\n"
         "  bench journal   measure what durability costs, and how soon a killed server is back\n"
         "  bench faults    measure what is kept of a run in which learners are killed"

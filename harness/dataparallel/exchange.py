@@ -83,7 +83,8 @@ def _ring_mean(chunks: jax.Array, processes: int) -> jax.Array:
         return passed
 
     def own(index: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_index_in_dim(chunks, index % processes, keepdims=False)
+        chunk: jax.Array = jax.lax.dynamic_index_in_dim(chunks, index % processes, keepdims=False)
+        return chunk
 
     total: jax.Array = _values(own(here))
     for hop in range(1, processes):

@@ -169,7 +169,9 @@ def _meet(request: WorkerRequest) -> None:
     """Waits for the others."""
     import jax
 
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update(  # type: ignore[no-untyped-call]  # jax gives it no types
+        "jax_cpu_collectives_implementation", "gloo"
+    )
     jax.distributed.initialize(request.rendezvous, request.processes, request.index)
 
 

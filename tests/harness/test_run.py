@@ -47,6 +47,24 @@ def test_the_first_island_may_begin_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(110)
+def test_a_run_on_a_map_goes_over_its_links_at_its_speeds(tmp_path: Path) -> None:
+    places = tmp_path / "map.toml"
+    places.write_text("[regions.near]\n[regions.far]\nrate_mbit = 2\ndelay_ms = 30\nspeed = 0.25\n")
+    out = tmp_path / "out"
+    words = ("--map", str(places), "--budget-tokens", "12000", "--no-baselines")
+    done = _run("--out", str(out), *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = Summary.read(out / "summary.json")
+    by_name = {one.name: one for one in summary.learners}
+    assert set(by_name) == {"near", "far"}
+    assert 0 < by_name["far"].steps < 0.5 * by_name["near"].steps
+    assert by_name["far"].contributions_merged > 0
+    assert summary.digests_equal
+    assert "the link of far carried" in done.stdout
+    assert "the link of near" not in done.stdout
+
+
+@pytest.mark.timeout(110)
 def test_a_run_survives_a_kill_and_ends_by_itself_with_equal_weights(tmp_path: Path) -> None:
     out = tmp_path / "out"
     # About eight seconds of training: long enough for the killed one to come back in it.

@@ -1,0 +1,162 @@
+"""Sites have the links that they are given, and leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.environment import child_environment
+from harness.sites import Sites
+from tests.support.sites import require_sites
+
+PORT = 5001
+RATE_MBIT = 20.0
+NUM_BYTES = 1_250_000
+"""Half a second of the rate."""
+
+RECEIVE = f"""
+import socket
+server = socket.create_server(("", {PORT}))
+print("ready", flush=True)
+near, _ = server.accept()
+count = 0
+while data := near.recv(1 << 16):
+    count += len(data)
+near.sendall(b"x")
+print(count, flush=True)
+"""
+SEND = f"""
+import socket, sys, time
+far = socket.create_connection((sys.argv[1], {PORT}), timeout=60)
+began_s = time.monotonic()
+far.sendall(bytes({NUM_BYTES}))
+far.shutdown(socket.SHUT_WR)
+assert far.recv(1) == b"x"
+print(time.monotonic() - began_s)
+"""
+DIAL = f"""
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], {PORT}), timeout=float(sys.argv[2])).close()
+except OSError as error:
+    print(type(error).__name__)
+else:
+    print("connected")
+"""
+MAKE = """
+import sys
+from harness.sites import Sites
+with Sites(["one", "two"]) as sites:
+    print(*(word for name in ("one", "two") for word in sites.words(name) if word.isdigit()))
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def sites() -> Iterator[Sites]:
+    require_sites()
+    with Sites(["one", "two"]) as made:
+        yield made
+
+
+def _start(sites: Sites, name: str, code: str, *words: str) -> subprocess.Popen[str]:
+    argv = [*sites.words(name), sys.executable, "-c", code, *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def _told(process: subprocess.Popen[str]) -> str:
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return out.strip()
+
+
+def _listening(sites: Sites, name: str) -> subprocess.Popen[str]:
+    process = _start(sites, name, RECEIVE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_a_link_holds_its_rate_up_and_down(sites: Sites) -> None:
+    """The thin end sends, then receives; the other end's link is open."""
+    sites.shape("one", RATE_MBIT)
+    for sender, receiver in (("one", "two"), ("two", "one")):
+        before = sites.carried_bytes("one")
+        listening = _listening(sites, receiver)
+        took_s = float(_told(_start(sites, sender, SEND, sites.address(receiver))))
+        assert _told(listening) == str(NUM_BYTES)
+        # Headers make it longer than what is sent, and a busy machine longer still.
+        ideal_s = 8 * NUM_BYTES / (RATE_MBIT * 1e6)
+        assert ideal_s <= took_s < 8 * ideal_s
+        carried = [b - a for a, b in zip(before, sites.carried_bytes("one"), strict=True)]
+        assert NUM_BYTES <= carried[sender == "two"] < 1.2 * NUM_BYTES
+
+
+def test_a_link_can_be_reshaped(sites: Sites) -> None:
+    for rate_mbit in (RATE_MBIT / 2, 100 * RATE_MBIT):
+        sites.shape("one", rate_mbit)
+        listening = _listening(sites, "two")
+        took_s = float(_told(_start(sites, "one", SEND, sites.address("two"))))
+        _told(listening)
+        assert (took_s >= 2 * 8 * NUM_BYTES / (RATE_MBIT * 1e6)) == (rate_mbit < RATE_MBIT)
+
+
+def test_what_is_cut_off_is_reached_again_when_mended(sites: Sites) -> None:
+    listening = _listening(sites, "two")
+    sites.cut("one")
+    assert _told(_start(sites, "one", DIAL, sites.address("two"), "0.3")) == "TimeoutError"
+    sites.mend("one")
+    assert _told(_start(sites, "one", DIAL, sites.address("two"), "30")) == "connected"
+    assert _told(listening) == "0"
+
+
+def test_a_site_has_no_way_out(sites: Sites) -> None:
+    assert _told(_start(sites, "one", DIAL, "192.0.2.1", "5")) == "OSError"
+
+
+def test_a_site_is_found_by_its_own_host_name(sites: Sites) -> None:
+    """As programs do that tell others where they are."""
+    code = "import socket; print(socket.gethostbyname(socket.gethostname()))"
+    assert _told(_start(sites, "two", code)) == sites.address("two")
+
+
+def test_nothing_stays_behind_when_who_made_them_is_killed(tmp_path: Path) -> None:
+    require_sites()
+    pipe = subprocess.PIPE
+    argv = [sys.executable, "-c", MAKE]
+    maker = subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=child_environment(), text=True)
+    assert maker.stdout is not None
+    holders = [Path("/proc") / pid for pid in maker.stdout.readline().split()]
+    assert len(holders) == 2
+    assert all(holder.exists() for holder in holders)
+    maker.send_signal(signal.SIGKILL)
+    maker.communicate(timeout=30)
+    give_up_s = time.monotonic() + 30
+    # A namespace is gone with the last process in it.
+    while any(_lives(holder) for holder in holders):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+
+
+def _lives(process: Path) -> bool:
+    try:
+        return "\nState:\tZ" not in (process / "status").read_text("utf-8")
+    except OSError:
+        return False
+
+
+def test_who_is_not_root_is_told_what_to_do() -> None:
+    code = (
+        "import os, harness.sites as s; os.geteuid() or os.setuid(65534); print(s.why_no_sites())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True
+    )
+    assert "takes root: run it with sudo" in done.stdout
