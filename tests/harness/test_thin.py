@@ -116,8 +116,10 @@ def test_a_tiny_bench_from_end_to_end(tmp_path: Path) -> None:
     result = ThinResult.model_validate_json((out / "links.json").read_text("utf-8"))
     assert [point.rate_mbit for point in result.data_parallel] == [100, 1]
     wide, thin = result.data_parallel
-    # The exchange at 1 Mbit/s takes what its bytes need, and Decoupled's learners wait for nothing.
-    assert thin.step_s > result.pace_s + 2 * 8 * result.parameters / 1e6
+    # A ring of two has two bytes a value each way, and little more. Its exchange takes what these
+    # need at 1 Mbit/s, but for what a bucket saves while it computes.
+    assert 2 * result.parameters < thin.step_bytes < 1.5 * 2 * result.parameters
+    assert thin.step_s > result.pace_s + 0.5 * 2 * 8 * result.parameters / 1e6
     assert thin.tokens_per_s < wide.tokens_per_s
     assert all(point.steps > 0 and point.server_mbit > 0 for point in result.decoupled)
     assert result.decoupled[1].step_s < thin.step_s

@@ -124,6 +124,17 @@ def test_a_step_keeps_its_inputs_and_repeats_to_the_bit(program: ReferenceProgra
     assert shapes(first.inner) == shapes(state[1])
 
 
+def test_a_step_is_its_two_halves(program: ReferenceProgram) -> None:
+    params, inner = start(program)
+    batch = program.batch(Shard(0, 1), 0)
+    whole = program.step(params, inner, batch, HALF)
+    loss, gradient = jax.jit(program.gradient)(params, batch)
+    halves = jax.jit(program.updated)(params, inner, gradient, HALF)
+    assert float(loss) == pytest.approx(float(whole.loss))
+    for one, other in zip(jax.tree.leaves(halves), jax.tree.leaves(whole[:2]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_the_step_follows_progress(program: ReferenceProgram) -> None:
     state, batch = start(program), program.batch(Shard(0, 1), 0)
     idle = program.step(*state, batch, jnp.float32(0.0))
