@@ -32,6 +32,8 @@ class DataParallelJob:
     pace_s: float = 0.0
     steps: int = 0
     data: str | None = None
+    checkpoint_every_steps: int = 0
+    """0 for none. A job that is started again in the same `out` goes on from the newest."""
 
     @property
     def names(self) -> list[str]:
@@ -61,6 +63,7 @@ class DataParallelJob:
                 pace_s=self.pace_s,
                 steps=self.steps,
                 directory=self.directory,
+                checkpoint_every_steps=self.checkpoint_every_steps,
             )
             argv = module("harness.dataparallel.worker", request.model_dump_json())
             log = self.out / "logs" / f"{name}.log"

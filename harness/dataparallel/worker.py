@@ -42,6 +42,12 @@ class WorkerRequest(BaseModel):
     pace_s: float = Field(default=0.0, ge=0)
     steps: int = Field(default=0, ge=0, description="0: until its parent ends it")
     directory: Path
+    checkpoint_every_steps: int = Field(default=0, ge=0, description="0: none is written")
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where all processes go on from, if it is there."""
+        return self.directory / "checkpoint.safetensors"
 
 
 class WorkerReport(BaseModel):
@@ -85,7 +91,7 @@ def train(request: WorkerRequest) -> None:
             f"program.factory {request.spec.program.factory}: data-parallel training needs"
             " gradient() and updated() beside step()"
         )
-    job = _Job(request, program)
+    job = Job(request, program)
     gate = Gate(request.directory, os.getpid())
     losses: list[float] = []
     while not request.steps or job.number < request.steps:
@@ -100,19 +106,22 @@ def train(request: WorkerRequest) -> None:
     path.write_text(report.model_dump_json(), encoding="utf-8")
 
 
-class _Job:
-    """This process's part of the training; `number` steps are done."""
+class Job:
+    """This process's part of the training; `number` steps are done. It goes on from the job's
+    checkpoint, where there is one.
+    """
 
     def __init__(self, request: WorkerRequest, program: Differentiable) -> None:
         import jax
         from jax.flatten_util import ravel_pytree
 
+        from harness.dataparallel.checkpoint import load
         from harness.dataparallel.exchange import from_wire, make_exchange, to_wire
 
-        self.number = 0
         self._request, self._program = request, program
-        self._params = program.init_params(request.spec.seed)
-        self._inner = program.init_inner(self._params)
+        params = program.init_params(request.spec.seed)
+        fresh = (params, program.init_inner(params))
+        self.number, (self._params, self._inner) = load(request.checkpoint, fresh)
         self._mean: Any = None
         flat, unravel = ravel_pytree(self._params)
         self.num_values = num_values = int(flat.size)
@@ -143,7 +152,9 @@ class _Job:
         return float(loss)
 
     def update(self) -> None:
-        """Take in the mean gradient of the last step, if that is not done yet."""
+        """Take in the mean gradient of the last step, if that is not done yet; process 0 then
+        writes a checkpoint, where one is due.
+        """
         import jax.numpy as jnp
 
         if self._mean is None:
@@ -153,6 +164,11 @@ class _Job:
         progress = jnp.float32(min(1.0, tokens / spec.budget_tokens))
         self._params, self._inner = self._updated(self._params, self._inner, self._mean, progress)
         self._mean = None
+        every = self._request.checkpoint_every_steps
+        if every and self.number % every == 0 and self._request.index == 0:
+            from harness.dataparallel.checkpoint import save
+
+            save(self._request.checkpoint, self.number, (self._params, self._inner))
 
     def digest(self) -> str:
         """Sha256 (64 hex digits) over the bits of all parameters."""

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fragments.errors import CheckpointError
 from fragments.runspec import RunSpec
 from harness.cluster import Look
+from harness.dataparallel.checkpoint import load, save
 from harness.dataparallel.exchange import from_wire, padded, to_wire
 from harness.dataparallel.job import DataParallelJob
-from harness.dataparallel.worker import Differentiable
+from harness.dataparallel.worker import Differentiable, Job, WorkerRequest
 from harness.processes import Supervisor
 from harness.sites import Sites
 from learner.program import Shard
@@ -79,3 +81,39 @@ def _alone(spec: RunSpec) -> list[float]:
         params, inner = program.updated(params, inner, slope, progress)
         losses.append(float(loss))
     return losses
+
+
+def test_a_job_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
+    def job(name: str, steps: int) -> Job:
+        program = halved({}, None, 0)
+        assert isinstance(program, Differentiable)
+        request = WorkerRequest(
+            spec=_spec(),
+            index=0,
+            processes=1,
+            rendezvous="",
+            directory=tmp_path / name,
+            checkpoint_every_steps=2,
+        )
+        made = Job(request, program)
+        for _ in range(steps):
+            made.step()
+        made.update()
+        return made
+
+    whole = job("whole", 5)
+    assert job("broken", 3).number == 3
+    again = job("broken", 3)  # the third step is lost, and made again
+    assert again.number == whole.number == 5
+    assert again.digest() == whole.digest()
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.npz"
+    save(path, 4, {"w": jnp.zeros(3)})
+    assert load(path, {"w": jnp.ones(3)})[0] == 4
+    with pytest.raises(CheckpointError, match="of another program"):
+        load(path, {"w": jnp.zeros(4)})
+    path.write_bytes(b"not this")
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        load(path, {"w": jnp.zeros(3)})
