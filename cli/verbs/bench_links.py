@@ -26,7 +26,7 @@ class BenchLinksSettings(MeasureSettings):
     )
     learners: int = Field(default=2, ge=2, le=8, description="learners, each at a site of its own")
     pace_s: float = Field(
-        default=0.04, gt=0, le=10, description="seconds that the computing of a step is given"
+        default=0.09, gt=0, le=10, description="seconds that the computing of a step is given"
     )
     sync_interval: int = Field(default=24, ge=1, description="H, of Decoupled")
     fragments: int = Field(default=8, ge=1, le=64, description="P, of Decoupled")
@@ -85,8 +85,8 @@ VERB = Verb(
         "Measure tokens a second of Decoupled DiLoCo and of data-parallel training over the same\n"
         "thin links, with one model and one batch. Every learner, and the server, is at a site of\n"
         "its own: a network namespace whose traffic the kernel holds to the rate, both ways.\n"
-        "First data-parallel training (jax.distributed with Gloo, gradients exchanged in\n"
-        "bfloat16 at every step) goes through all rates, then a server and its learners do.\n\n"
+        "First data-parallel training (jax.distributed with Gloo, gradients exchanged at 16 bits\n"
+        "a value in every step) goes through all rates, then a server and its learners do.\n\n"
         "A step's computing takes --pace-s: less is computed, and the rest slept, so that not\n"
         "this machine's cores are compared. Utilisation is that time over the mean step. The\n"
         "claim: on the thinnest link at which Decoupled keeps 95% of its utilisation, with its\n"

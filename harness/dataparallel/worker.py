@@ -132,7 +132,7 @@ class Job:
             return loss, to_wire(ravel_pytree(slope)[0], processes)
 
         def updated(params: Params, inner: Inner, mean: Any, progress: Any) -> tuple[Params, Inner]:
-            slope = unravel(from_wire(mean, num_values))
+            slope = unravel(from_wire(mean))
             return program.updated(params, inner, slope, progress)
 
         self._gradient, self._updated = jax.jit(gradient), jax.jit(updated)
@@ -144,10 +144,10 @@ class Job:
         began_s = time.monotonic()
         self.update()
         batch = self._program.batch(Shard(request.index, request.processes), self.number)
-        loss, bits = self._gradient(self._params, batch)
-        bits.block_until_ready()
+        loss, part = self._gradient(self._params, batch)
+        part.block_until_ready()
         time.sleep(max(0.0, request.pace_s - (time.monotonic() - began_s)))
-        self._mean = self._exchange(bits).block_until_ready()
+        self._mean = self._exchange(part).block_until_ready()
         self.number += 1
         return float(loss)
 

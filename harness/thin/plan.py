@@ -12,7 +12,7 @@ from harness.regions import SLOWEST_MBIT
 
 RATES_MBIT = (1000.0, 100.0, 50.0, 20.0, 10.0, 5.0)
 FASTEST_MBIT = 10_000.0
-PACE_S = 0.04
+PACE_S = 0.09
 START_LIMIT_S = 180.0
 SETTLE_S = 3.0
 """After a change of rate, before a window: some laps over all fragments."""
@@ -23,8 +23,8 @@ _SLACK = 3
 and the learning rate is that of a run's first third."""
 
 PROGRAM = {"width": 192, "depth": 3, "heads": 6, "seq_len": 32, "batch_size": 1}
-"""1.43 million parameters, and so few tokens a step that two cores compute it for two learners in a
-third of the pace: the pace stands for hardware on which they are more."""
+"""1.43 million parameters, and so few tokens a step that a core computes it in a fifth of the pace:
+the pace stands for hardware on which they are more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def _what(result: ThinResult) -> str:
         f" {result.tokens_per_step} tokens a step, whose computing takes {result.pace_s:g} s; every"
         " site, the server's too, has one link of the rate in the table, both ways. Decoupled:"
         f" H = {result.sync_interval_steps}, {result.fragments} fragments, {result.codec}."
-        " Data-parallel exchanges gradients in bfloat16 at every step. What is done,"
+        " Data-parallel exchanges gradients at 16 bits a value in every step. What is done,"
         " `diloco bench links --help` says."
     )
 
