@@ -1,10 +1,15 @@
-"""The status of a run on the terminal: once, followed, or as JSON. Imports no jax."""
+"""The status of a run on the terminal: once, followed, or as JSON. Imports no jax.
+
+`python -m harness.status ADDRESS INTERVAL_S` follows it as JSON, a line at each look, until its
+stdin ends: for a parent that cannot reach the server itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import sys
 import threading
 from typing import Any
 
@@ -81,3 +86,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _follow_for_parent(address: str, interval_s: str) -> None:
+    stop = threading.Event()
+
+    def await_parent() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=await_parent, daemon=True).start()
+    watch_run(address, float(interval_s), stop, as_json=True)
+
+
+if __name__ == "__main__":
+    _follow_for_parent(*sys.argv[1:])

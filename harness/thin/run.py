@@ -17,7 +17,7 @@ from fragments.runspec import ProgramSettings
 from harness import gated
 from harness.cluster import INIT, Cluster, Look
 from harness.dataparallel.job import DataParallelJob
-from harness.environment import child_environment, command
+from harness.environment import child_environment, command, module
 from harness.gated import Gate
 from harness.plan import SERVER, Island
 from harness.processes import Command, Supervisor
@@ -240,8 +240,8 @@ class _Status:
     """The run's status, followed by a process at the server's site."""
 
     def __init__(self, cluster: Cluster, sites: Sites) -> None:
-        words = ("--address", cluster.address, "--watch", "--json", "--interval-s", str(_LOOK_S))
-        argv = (*sites.words(SERVER), *command(_STATUS, *words))
+        words = module("harness.status", cluster.address, str(_LOOK_S))
+        argv = (*sites.words(SERVER), *words)
         self._log = cluster.log(_STATUS)
         self._at = 0
         self.newest: dict[str, Any] = {}
