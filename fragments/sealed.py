@@ -8,7 +8,8 @@ from typing import Any
 
 import google_crc32c
 
-_SEAL = "crc32c_of_the_rest"
+SEAL = "crc32c_of_the_rest"
+"""The key of the checksum."""
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
@@ -16,7 +17,7 @@ def seal(document: Mapping[str, Any]) -> bytes:
 
     It protects from nobody who means harm.
     """
-    return json.dumps({**document, _SEAL: _crc32c(document)}, indent=1).encode()
+    return json.dumps({**document, SEAL: _crc32c(document)}, indent=1).encode()
 
 
 def unseal(data: bytes) -> dict[str, Any]:
@@ -26,9 +27,9 @@ def unseal(data: bytes) -> dict[str, Any]:
     document = json.loads(data)
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
-    found = document.pop(_SEAL, None)
+    found = document.pop(SEAL, None)
     if found != _crc32c(document):
-        raise ValueError("it does not match its own checksum")
+        raise ValueError("it is not what was written (its checksum differs)")
     return document
 
 

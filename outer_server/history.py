@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fragments.disk import REAL_DISK
@@ -17,7 +17,7 @@ from outer_server.parameters import Parameters
 from outer_server.replay import Replay
 from outer_server.store.journal import TAPE, DurableJournal
 from outer_server.store.rundir import RunDirectory, read_run
-from outer_server.store.snapshot import Known, Restored, is_same, known, load_oldest
+from outer_server.store.snapshot import Known, Restored, damaged, is_same, known, load_oldest
 from outer_server.store.tape import DamagedTapeError, Record, Tape
 
 Progress = Callable[[int, int], None]
@@ -87,6 +87,7 @@ class Replayed:
 
     `differences`: sentences, one for each digest, of a version or of a snapshot's state, that came
     out otherwise. `damage`: why the tape could not be read to its end, "" where it could.
+    `damaged_snapshots`: sentences, one for each that nobody could go on from.
     """
 
     snapshot: str
@@ -97,6 +98,7 @@ class Replayed:
     damage: str
     state: RunState
     parameters: Parameters
+    damaged_snapshots: tuple[str, ...] = ()
 
 
 def replay(
@@ -111,13 +113,14 @@ def replay(
     RunDirectoryError.
     """
     with RunDirectory(run) as directory:
+        broken = damaged(directory.snapshots, directory.spec, directory.layout)
         first = load_oldest(directory.snapshots, directory.spec, directory.layout)
         if first is None or not (directory.journal / TAPE).exists():
             raise RunDirectoryError(
-                f"{run} has no journal, or no snapshot that says where it goes on: nothing was "
-                "served from it yet"
+                f"{run} has no journal, or no whole snapshot that says where it goes on"
+                + "".join(f"; {sentence}" for sentence in broken)
             )
-        return _replay(directory, first, progress, look)
+        return replace(_replay(directory, first, progress, look), damaged_snapshots=tuple(broken))
 
 
 def newest(run: Path) -> Replayed:

@@ -56,7 +56,7 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
     nothing can be written.
     """
     began_s = time.monotonic()
-    record = directory.record()
+    record = _record(directory, take_over=take_over)
     _check_place(directory, record, take_over=take_over)
     restored = directory.load()
     parameters = Parameters(directory.spec, directory.layout, restored.fragments)
@@ -104,13 +104,25 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
         )
     )
     if lost:
-        _log.warning("new_epoch", epoch=state.epoch, reason=lost)
+        rounds = state.rounds_merged
+        _log.warning("new_epoch", epoch=state.epoch, goes_on_after_rounds=rounds, reason=lost)
     took_s = round(time.monotonic() - began_s, 2)
     _log.info("recovered", snapshot=restored.name, merges=replay.merges, seconds=took_s)
     # A rollback on the tape may have gone back before it.
     rounds = min(restored.state.rounds_merged, state.rounds_merged)
     newest = Mark(state.epoch, rounds, restored.position or 0)
     return Recovered(state, parameters, replay.holdings, journal, newest, lost)
+
+
+def _record(directory: RunDirectory, *, take_over: bool) -> ServerRecord:
+    """What the last server has noted; with `take_over` also where that cannot be read."""
+    try:
+        return directory.record()
+    except RunDirectoryError as error:
+        if not take_over:
+            raise
+        _log.warning("server_json_damaged", reason=str(error))
+        return ServerRecord(0, 0, clean=False)
 
 
 def _check_place(directory: RunDirectory, record: ServerRecord, *, take_over: bool) -> None:

@@ -15,7 +15,6 @@ from pydantic import Field
 from cli.measure import MeasureSettings, measure
 from cli.verb import Verb
 from fragments.errors import DilocoError, SettingsError
-from harness.plan import names_of
 
 if TYPE_CHECKING:
     from harness.chaos.outages import Outage
@@ -117,6 +116,7 @@ def plan_of(settings: ChaosSettings, out: Path) -> ChaosPlan:
     """
     from harness.chaos.plan import TOKENS_PER_LEARNER, ChaosPlan, small_data, small_spec
     from harness.chaos.schedule import Faults
+    from harness.plan import names_of
 
     by_clock = settings.mtbf_s is not None or settings.script is not None
     faults = Faults(

@@ -45,6 +45,8 @@ def run(settings: ReplaySettings) -> None:
     print(_json(found, took_s) if settings.json_ else _text(found, took_s))
     if found.damage or found.differences:
         raise DilocoError(found.damage or f"{len(found.differences)} digests differ")
+    if found.damaged_snapshots:
+        raise DilocoError(f"{found.damaged_snapshots[0]}; the server goes on from another one")
 
 
 def _json(found: Replayed, took_s: float) -> str:
@@ -57,6 +59,7 @@ def _json(found: Replayed, took_s: float) -> str:
             "digest_mismatches": len(found.differences),
             "differences": found.differences[:10],
             "damage": found.damage,
+            "damaged_snapshots": found.damaged_snapshots,
             "epoch": found.state.epoch,
             "versions": [fragment.version for fragment in found.state.fragments],
             "seconds": took_s,
@@ -69,7 +72,7 @@ def _text(found: Replayed, took_s: float) -> str:
     what = f"{found.events} events, {found.merges} merges computed anew"
     compared = f"{found.snapshots} snapshots compared"
     lines = [f"from snapshot {found.snapshot}: {what}, {compared}, in {took_s} s"]
-    lines += found.differences[:10]
+    lines += [*found.differences[:10], *found.damaged_snapshots]
     if found.damage:
         lines.append(f"the journal is damaged: {found.damage}")
     elif not found.differences:
@@ -90,7 +93,7 @@ VERB = Verb(
         "examples:\n"
         "  diloco replay runs/mine\n"
         "  diloco replay runs/mine --json | jq .digest_mismatches\n\n"
-        "exit codes: 1 a digest differs or the journal is damaged, 5 run directory"
+        "exit codes: 1 a digest differs, or the journal or a snapshot is damaged; 5 run directory"
     ),
     settings=ReplaySettings,
     run=run,

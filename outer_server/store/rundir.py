@@ -29,6 +29,7 @@ from fragments.disk import REAL_DISK, Disk, write_atomically
 from fragments.errors import LayoutError, RunDirectoryError
 from fragments.layout import Layout
 from fragments.runspec import RunSpec
+from fragments.sealed import SEAL, seal, unseal
 from outer_server.core.state import Rollback, new_state
 from outer_server.parameters import Parameters
 from outer_server.store.snapshot import (
@@ -93,7 +94,7 @@ def create_run(
     try:
         disk.make_directory(draft / "snapshots")
         document = {"format": FORMAT, "spec": json.loads(spec.model_dump_json())}
-        write_atomically(disk, draft / "run.json", json.dumps(document, indent=2).encode())
+        write_atomically(disk, draft / "run.json", seal(document))
         write_atomically(disk, draft / "layout.json", layout.to_json().encode())
         first = Snapshot(state, Unwritten(parameters.fragments), {}, position=0)
         written = save(disk, draft / "snapshots", layout, first)
@@ -164,11 +165,13 @@ class RunDirectory:
 
     def record(self) -> ServerRecord:
         """What the last server has noted. Raises RunDirectoryError."""
-        found = _read_json(self.path / "server.json")
+        path = self.path / "server.json"
+        remedy = f"go on in a new epoch with `diloco serve {self.path} --take-over`"
+        found = _read_json(path, remedy)
         try:
             return _RECORD.validate_python(found)
         except ValidationError as error:
-            raise RunDirectoryError(f"{self.path / 'server.json'} is damaged: {error}") from error
+            raise RunDirectoryError(f"{path} is damaged: {error}; {remedy}") from error
 
     def write_record(self, record: ServerRecord) -> None:
         """Note what the next server must know, durably."""
@@ -220,7 +223,7 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
     """Settings and layout of a run directory; holds no lock. Raises RunDirectoryError."""
     if not (path / "run.json").is_file():
         raise RunDirectoryError(f"{path} is not a run directory: make one with `diloco init`")
-    document = _read_json(path / "run.json")
+    document = _read_json(path / "run.json", remedy=_FROM_A_COPY)
     found = document.get("format")
     if found != FORMAT:
         raise RunDirectoryError(
@@ -230,19 +233,25 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
         spec = RunSpec.model_validate(document.get("spec"))
         layout = Layout.from_json((path / "layout.json").read_text())
     except (ValidationError, LayoutError, OSError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+        raise RunDirectoryError(f"{path} is damaged: {error}; {_FROM_A_COPY}") from error
     return spec, layout
 
 
+_FROM_A_COPY = (
+    "put the file back from a backup, or a copy of the run directory (`diloco admin set` changes "
+    "settings of a run that is served)"
+)
+
+
 def _to_json(record: ServerRecord) -> bytes:
-    return json.dumps(asdict(record)).encode()
+    return seal(asdict(record))
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def _read_json(path: Path, remedy: str) -> dict[str, object]:
+    """A file that was sealed, or was written before files were."""
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error}") from error
-    if not isinstance(document, dict):
-        raise RunDirectoryError(f"{path} is damaged: not a JSON object")
-    return document
+        data = path.read_bytes()
+        document = json.loads(data)
+        return unseal(data) if SEAL in document else dict(document)
+    except (OSError, ValueError, TypeError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}; {remedy}") from error

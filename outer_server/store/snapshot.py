@@ -190,6 +190,17 @@ def known(directory: Path, spec: RunSpec) -> list[Known]:
     return found
 
 
+def damaged(directory: Path, spec: RunSpec, layout: Layout) -> list[str]:
+    """What is wrong with which snapshots, a sentence for each that no run could go on from."""
+    found = []
+    for path in numbered(directory):
+        try:
+            _read(path, spec, layout, is_newest=False)
+        except DAMAGE as error:
+            found.append(f"snapshot {path.name} is damaged: {error}")
+    return found
+
+
 def is_same(one: RunState, other: RunState) -> bool:
     """Whether two states are equal; what is no number equals itself."""
     return _state_json(one) == _state_json(other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from fragments.records import (
     Version,
     Welcome,
 )
+from fragments.sealed import seal, unseal
 from learner.ports import ControlLine
 from learner.program import Shard
 from learner.run import Learner
@@ -225,8 +225,8 @@ def test_without_its_journal_a_server_begins_a_new_epoch(site: Site) -> None:
         ends = [pool.submit(_learner(site, n).run, threading.Event()) for n in "ab"]
         _until(lambda: server.status().rounds_merged >= 10)
         site.stop()
-        record = json.loads((site.path / "server.json").read_text())
-        (site.path / "server.json").write_text(json.dumps(record | {"clean": False}))
+        record = unseal((site.path / "server.json").read_bytes())
+        (site.path / "server.json").write_bytes(seal(record | {"clean": False}))
         shutil.rmtree(site.path / "journal")
         server = site.start()
         outcomes = [end.result(WAIT_S) for end in ends]

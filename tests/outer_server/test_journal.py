@@ -248,6 +248,19 @@ def test_what_this_machine_computes_otherwise_is_served_as_it_is(
     assert history.replay(run).differences == ()
 
 
+@pytest.mark.parametrize("victim", ["weights.safetensors", "manifest.json"])
+def test_a_replay_names_damaged_snapshots(served: Path, tmp_path: Path, victim: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(served, run)
+    path = max((run / "snapshots").iterdir()) / victim
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    (sentence,) = history.replay(run).damaged_snapshots
+    assert f"snapshot {path.parent.name} is damaged: {victim}" in sentence
+    assert history.replay(served).damaged_snapshots == ()
+
+
 def _readable(run: Path) -> list[history.Happened]:
     found: list[history.Happened] = []
     with suppress(RunDirectoryError):

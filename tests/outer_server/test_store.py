@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from fragments.errors import RunDirectoryError
 from fragments.records import Hello, Report, Role
+from fragments.sealed import seal, unseal
 from outer_server.server import OuterServer
 from outer_server.store.rundir import RunDirectory, create_run, read_run
 from outer_server.store.snapshot import numbered
@@ -65,10 +66,35 @@ def test_what_is_not_a_run_directory_is_said_in_a_sentence(tmp_path: Path) -> No
 
 
 def test_another_format_is_refused(run: Path) -> None:
-    document = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(document | {"format": 2}))
+    document = unseal((run / "run.json").read_bytes())
+    (run / "run.json").write_bytes(seal(document | {"format": 2}))
     with pytest.raises(RunDirectoryError, match="format 2"):
         read_run(run)
+
+
+def test_settings_that_were_edited_are_refused_with_what_to_do(run: Path) -> None:
+    text = (run / "run.json").read_text()
+    assert '"momentum": 0.8' in text
+    (run / "run.json").write_text(text.replace('"momentum": 0.8', '"momentum": 0.0'))
+    with pytest.raises(RunDirectoryError, match=r"not what was written .*`diloco admin set`"):
+        read_run(run)
+
+
+@pytest.mark.parametrize("left", [None, b"", b"{", b"[]"])
+def test_a_lost_record_of_the_server_costs_an_epoch_and_no_run(
+    run: Path, left: bytes | None
+) -> None:
+    with OuterServer(run) as server:
+        generation = server.status().generation
+    if left is None:
+        (run / "server.json").unlink()
+    else:
+        (run / "server.json").write_bytes(left)
+    with pytest.raises(RunDirectoryError, match="--take-over"), OuterServer(run):
+        pass
+    with OuterServer(run, take_over=True) as server:
+        assert server.status().epoch == 2
+        assert server.status().generation > generation
 
 
 @pytest.mark.parametrize("name", ["run.json", "layout.json"])
