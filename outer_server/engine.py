@@ -83,6 +83,9 @@ for the engine to publish it: a disk that is slower than this costs memory rathe
 PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone."""
 
+_GRAVE = frozenset({"version_lost", "digest_mismatch"})
+"""Notes of what ought not to happen."""
+
 _log = structlog.get_logger(__name__)
 _Result = TypeVar("_Result")
 
@@ -405,6 +408,10 @@ class Engine:
         if isinstance(event, RollBack) and item.values and isinstance(outcome.reply, Answered):
             self._holdings.go_back(outcome.state, item.values)
             self._merger.submit(self._holdings.begin_again, item.values)
+        elif outcome.state.epoch != self._holdings.epoch:
+            values = tuple(self._holdings.published)
+            self._holdings.go_back(outcome.state, values)
+            self._merger.submit(self._holdings.begin_again, values)
         for effect in self._make_final(handled) if handled.ends_run else outcome.effects:
             self._perform(effect)
         if isinstance(event, _Wanted) and item.reply is not None:
@@ -456,7 +463,8 @@ class Engine:
                 payloads = self._holdings.payloads_of(order)
                 self._merger.submit(self._merge, order, payloads, self._state.epoch)
             case Note(what, reason, fields):
-                _log.info(what, reason=reason, **dict(fields))
+                log = _log.warning if what in _GRAVE else _log.info
+                log(what, reason=reason, **dict(fields))
             case _:
                 self._holdings.perform(effect)
 
@@ -503,6 +511,7 @@ def _must_last(before: RunState, outcome: Outcome) -> bool:
     if (
         isinstance(outcome.reply, Receipt | Welcome | Answered)
         or outcome.state.phase is not before.phase
+        or outcome.state.epoch != before.epoch
     ):
         return True
     return any(isinstance(effect, Publish) for effect in outcome.effects)

@@ -48,6 +48,11 @@ class Holdings:
         self._epoch = 0
         self.renew(state)
 
+    @property
+    def epoch(self) -> int:
+        """That of what is published."""
+        return self._epoch
+
     def renew(self, state: RunState) -> None:
         """Go on under a new server. In a new epoch no update leads from an old version to one of
         it, and contributions to the old ones are let go of.

@@ -70,6 +70,10 @@ class Replay:
         self.state = outcome.state
         if isinstance(event, Started):
             self._begin(event)
+        elif self.state.epoch != self.holdings.epoch:
+            values = tuple(self.holdings.published)
+            self.holdings.go_back(self.state, values)
+            self.holdings.begin_again(values)
         for effect in outcome.effects:
             if isinstance(effect, Publish | Discard):
                 self.holdings.perform(effect)

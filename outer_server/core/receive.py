@@ -27,6 +27,7 @@ from outer_server.core.events import (
     Reported,
 )
 from outer_server.core.membership import MAX_STEPS, MAX_TEXT, check_lease
+from outer_server.core.resume import begin_epoch
 from outer_server.core.state import (
     ContributionMeta,
     EvaluationRecord,
@@ -137,7 +138,7 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     if told.version.number < base.version:
         return state, []
     if told.version.number > fragment.version:
-        return state, _unknown(event, fragment.version)
+        return _lost(state, event, fragment.version)
     if told.version.number == fragment.version and told.digest != fragment.digest:
         reason = (
             f"fragment {told.fragment} at version {told.version} has digest {told.digest}, "
@@ -162,18 +163,24 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     return state, []
 
 
-def _unknown(event: HasAdopted, newest: int) -> list[Effect]:
+def _lost(state: RunState, event: HasAdopted, newest: int) -> tuple[RunState, list[Effect]]:
     """Somebody trains on a version of this epoch that is not there (yet): this server goes on from
-    less than was published, as a journal that lost its end leaves it. A join sets that right.
+    less than was published, as a journal that lost its end leaves it. No version's name may stand
+    for two values, so a new epoch begins.
     """
     told = event.adopted
     reason = (
-        f"version {told.version} of fragment {told.fragment} was published, and the newest that is "
-        f"known here is {newest}: the journal has lost its end; join again"
+        f"{event.learner} holds version {told.version} of fragment {told.fragment}, and the newest "
+        f"that is known here is {newest}: the journal has lost its end"
     )
+    goodbye = Goodbye(RefusalCode.LEASE_LOST, f"{reason}; join again")
     fields = (("learner", event.learner), ("fragment", told.fragment))
-    goodbye = Goodbye(RefusalCode.LEASE_LOST, reason)
-    return [Note("version_lost", reason, fields), Disconnect(event.learner, goodbye)]
+    note = Note("version_lost", reason, fields)
+    if state.stopping or state.phase is Phase.FINISHED:
+        return state, [note, Disconnect(event.learner, goodbye)]
+    live = [name for name, record in sorted(state.learners.items()) if record.live]
+    state = begin_epoch(state, f"epoch {state.epoch + 1} has begun: {reason}")
+    return state, [note, *(Disconnect(name, goodbye) for name in live)]
 
 
 def evaluated(state: RunState, event: Evaluated, now_s: float) -> tuple[RunState, list[Effect]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fragments.records import Phase
+from outer_server.core.membership import ended
 from outer_server.core.state import Base, FragmentState, LearnerRecord, RunState
 
 TOKEN_BITS = 32
@@ -48,6 +49,27 @@ def resume(state: RunState, generation: int, epoch: int, digests: Sequence[str] 
         learners={
             name: replace(void(record, len(fragments)), live=False)
             for name, record in learners.items()
+        },
+    )
+
+
+def begin_epoch(state: RunState, reason: str) -> RunState:
+    """`state` in a new epoch of the same server: values and counters stay; every lease, base and
+    contribution is void.
+    """
+    held = state.held
+    return replace(
+        state,
+        epoch=state.epoch + 1,
+        due=(),
+        closing_until_s=0.0,
+        stepped_at_s=None,
+        phase=Phase.DRAINING if held else Phase.WAITING,
+        phase_reason=held or reason,
+        fragments=tuple(replace(_parked(each), arrived=()) for each in state.fragments),
+        learners={
+            name: void(ended(record), len(state.fragments))
+            for name, record in state.learners.items()
         },
     )
 

@@ -20,9 +20,11 @@ from fragments.records import (
     Adopted,
     Contribution,
     ContributionKey,
+    Goodbye,
     Hello,
     Lease,
     Published,
+    RefusalCode,
     Report,
     Role,
     ServerNote,
@@ -67,6 +69,7 @@ class Learner:
     def __init__(self, server: OuterServer, name: str) -> None:
         self._server = server
         self.published = threading.Semaphore(0)
+        self.lost = threading.Event()
         digest = server.describe().layout_digest
         self.lease = server.join(Hello(1, "tiny", digest, name, Role.LEARNER, name)).lease
         self.adopt()
@@ -91,6 +94,8 @@ class Learner:
     def _hear(self, note: ServerNote) -> None:
         if isinstance(note, Published) and note.version.number > 0:
             self.published.release()
+        if isinstance(note, Goodbye) and note.code is RefusalCode.LEASE_LOST:
+            self.lost.set()
 
 
 def _layout(server: OuterServer) -> tuple[Any]:
@@ -246,6 +251,40 @@ def test_what_this_machine_computes_otherwise_is_served_as_it_is(
                 value = decode_f32(part, rows, full.payload)
                 assert digest_hex(jnp.asarray(value)) == full.digest == fragment.digest
     assert history.replay(run).differences == ()
+
+
+def test_a_learner_that_holds_more_than_was_kept_begins_a_new_epoch(run: Path) -> None:
+    """The journal lost its end, which nothing on the disk tells."""
+    with OuterServer(run, disk=SamePlace()) as server:
+        a, b = Learner(server, "a"), Learner(server, "b")
+        a.push(fragment=0)
+        digests = [fragment.digest for fragment in server.state.fragments]
+        server.adopted(b.lease, Adopted(0, Version(1, 3), "of another life", 1))
+        assert a.lost.wait(WAIT_S)
+        assert b.lost.wait(WAIT_S)
+        status = server.status()
+        assert status.epoch == 2
+        assert [fragment.digest for fragment in server.state.fragments] == digests
+        with pytest.raises(RefusedError):
+            server.report(a.lease, Report(2, 32, 2))
+        again = [Learner(server, "a"), Learner(server, "b")]
+        (full,) = server.updates(again[0].lease, 0, None)
+        assert (full.version, full.digest) == (Version(2, 0), digests[0])
+        for learner in again:
+            learner.push(fragment=0)
+        for step in range(2, 40):
+            for learner in again:
+                server.report(learner.lease, Report(step, 16 * step, step))
+            if again[0].published.acquire(timeout=0.5):
+                break
+        assert server.status().rounds_merged >= 1
+        versions = [fragment.version for fragment in server.state.fragments]
+        killed = crashed(run, run.parent / "killed")
+    for left in (run, killed):
+        assert history.replay(left).differences == ()
+        with OuterServer(left, disk=SamePlace()) as server:
+            assert server.status().epoch == 2
+            assert [fragment.version for fragment in server.state.fragments] >= versions
 
 
 @pytest.mark.parametrize("victim", ["weights.safetensors", "manifest.json"])
