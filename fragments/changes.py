@@ -64,8 +64,11 @@ def changed(spec: RunSpec, changes: Sequence[tuple[str, str]]) -> RunSpec:
     is no valid set of settings; all or none are changed.
     """
     values: dict[str, Any] = {}
+    given = [key for key, _ in changes]
     for key, text in changes:
         _check_key(key)
+        if given.count(key) > 1:
+            raise SettingsError(f"{key} is given more than once")
         table, _, name = key.rpartition(".")
         values = overlay(values, {table: {name: text}} if table else {name: text})
     try:

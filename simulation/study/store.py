@@ -130,7 +130,8 @@ class Store:
         if not found:
             where = self._directory if study is None else self._directory / study
             raise SettingsError(
-                f"there is no finished cell of row {row} and seed {seed} under {where}"
+                f"there is no finished cell of row {row} and seed {seed} under {where}: run it in a"
+                " checkout, or name the directory of the results with --out"
             )
         if PREFERRED in found:
             return found[PREFERRED]

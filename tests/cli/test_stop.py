@@ -188,4 +188,4 @@ def test_a_port_in_use_and_an_open_address_are_refused_in_one_sentence(tmp_path:
     assert refused.returncode == 2
     assert f"127.0.0.1:{port} is in use" in refused.stderr
     assert in_use.returncode == 5
-    assert "in use by another server" in in_use.stderr
+    assert "in use by a server: stop that one first" in in_use.stderr

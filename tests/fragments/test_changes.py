@@ -76,3 +76,8 @@ def test_what_may_not_be_changed_is_a_sentence(
 ) -> None:
     with pytest.raises(SettingsError, match=sentence):
         changed(SPEC, changes)
+
+
+def test_a_setting_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(SettingsError, match="quorum is given more than once"):
+        changed(SPEC, (("quorum", "2"), ("quorum", "1")))
