@@ -133,8 +133,8 @@ class RunDirectory:
         except BlockingIOError:
             lock.close()
             raise RunDirectoryError(
-                f"{self.path} is in use by a server: stop that one first (the newest weights on disk"
-                " are weights.safetensors of its newest snapshot, which `diloco snapshot` renews)"
+                f"{self.path} is in use by a server: stop that one first (the newest weights on"
+                " disk are weights.safetensors of its newest snapshot, which `diloco snapshot` renews)"
             ) from None
         self._lock = lock
         return self
