@@ -134,7 +134,7 @@ class RunDirectory:
             lock.close()
             raise RunDirectoryError(
                 f"{self.path} is in use by a server: stop that one first (the newest weights on"
-                " disk are weights.safetensors of its newest snapshot, which `diloco snapshot` renews)"
+                " disk: weights.safetensors of its newest snapshot, which `diloco snapshot` renews)"
             ) from None
         self._lock = lock
         return self
