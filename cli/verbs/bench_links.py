@@ -26,7 +26,7 @@ class BenchLinksSettings(MeasureSettings):
     )
     learners: int = Field(default=2, ge=2, le=8, description="learners, each at a site of its own")
     pace_s: float = Field(
-        default=0.12, gt=0, le=10, description="seconds that the computing of a step is given"
+        default=0.09, gt=0, le=10, description="seconds that the computing of a step is given"
     )
     sync_interval: int = Field(default=24, ge=1, description="H, of Decoupled")
     fragments: int = Field(default=8, ge=1, le=64, description="P, of Decoupled")

@@ -12,7 +12,7 @@ from harness.regions import SLOWEST_MBIT
 
 RATES_MBIT = (1000.0, 100.0, 50.0, 20.0, 10.0, 5.0)
 FASTEST_MBIT = 10_000.0
-PACE_S = 0.12
+PACE_S = 0.09
 START_LIMIT_S = 180.0
 SETTLE_S = 3.0
 """After a change of rate, before a window: some laps over all fragments."""
