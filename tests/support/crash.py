@@ -19,5 +19,10 @@ class SamePlace(RealDisk):
 
 def crashed(run: Path, to: Path) -> Path:
     """A copy of a run directory that is being served, as a process that is killed leaves it."""
-    shutil.copytree(run, to)
+    try:
+        shutil.copytree(run, to)
+    except shutil.Error as error:
+        # What the server removes meanwhile is gone in the copy too.
+        if not all("[Errno 2]" in reason for *_, reason in error.args[0]):
+            raise
     return to
