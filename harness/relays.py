@@ -1,4 +1,4 @@
-"""The links of a local run: one relay in user space for each learner that has a place on a map."""
+"""The links of a local run: one relay in user space for each learner that is to have one."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ class Relays:
         """What each link has carried so far, up (from the learner) and down."""
         return {name: link.carried_bytes for name, link in self._links.items()}
 
-    def link(self, name: str) -> Link:
-        """The link of that name, to cut, mend and reshape it; KeyError before `open`."""
-        return self._links[name]
+    @property
+    def links(self) -> Mapping[str, Link]:
+        """By name, to cut, mend and reshape them; none before `open`."""
+        return self._links
 
 
 def _why_not(host: str, error: OSError) -> str:

@@ -15,7 +15,7 @@ from harness.chaos.plot import draw_chaos
 from harness.chaos.points import Trap
 from harness.chaos.report import report
 from harness.chaos.result import ChaosResult
-from harness.chaos.site import LocalSite, Relays
+from harness.chaos.site import CLEAR, LocalSite
 from harness.chaos.steps import Steps, stamped
 from harness.chaos.storm import Storm
 from harness.chaos.summing import Course, course_of, summed_up
@@ -23,6 +23,7 @@ from harness.cluster import Cluster
 from harness.environment import child_environment, command, module
 from harness.plan import SERVER, names_of
 from harness.processes import Command, Supervisor
+from harness.relays import Relays
 from harness.watcher import StatusWatcher
 
 _LOOK_S = 0.2
@@ -81,11 +82,12 @@ class Chaos:
         places.stamps.mkdir(exist_ok=True)
         self._told_s = 0.0
         names, ports = names_of(plan.islands), _free_ports()
-        with Relays(names, ports) as relays, Supervisor() as processes:
+        with Relays(dict.fromkeys(names, CLEAR)) as relays, Supervisor() as processes:
             cluster = self._cluster(plan, places, processes, relays, ports)
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
+            relays.open(address, cluster.bulk_port)
             for island in plan.islands:
                 cluster.learn(island)
             with StatusWatcher(address, _LOOK_S) as watcher:
@@ -99,8 +101,7 @@ class Chaos:
                 self._settle(storm)
             processes.stop([SERVER], _STOP_S)
             judgement = self._judge(cluster, places)
-            carried = {name: link.carried_bytes for name, link in relays.links.items()}
-            return course_of(storm, judgement, finished_s, carried)
+            return course_of(storm, judgement, finished_s, relays.carried_bytes())
 
     def _cluster(
         self,
@@ -127,7 +128,7 @@ class Chaos:
             plan.out, spec, plan.data, self.stop, processes, _RESTARTS,
             entry=entry, serve_flags=("--keep-snapshots", str(KEEP_ALL)),
             learn_flags=lambda name: ("--receipts", str(places.receipts(name))),
-            dialled=relays.address, checkpoint_every_s=plan.checkpoint_every_s,
+            dialled=relays.dialled, checkpoint_every_s=plan.checkpoint_every_s,
             server_ports=ports, server_restarts=_RESTARTS, start_limit_s=_START_LIMIT_S,
         )  # fmt: skip
 

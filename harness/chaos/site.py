@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from harness.chaos.outages import Outage, OutageKind
 from harness.chaos.steps import Steps
@@ -13,55 +12,8 @@ from harness.link import Link, LinkShape
 from harness.plan import SERVER
 from harness.processes import Supervisor
 
-_CLEAR = LinkShape()
+CLEAR = LinkShape()
 """A link that does nothing to what it carries."""
-
-MOST_LINKS = 250
-"""A link has an address of its own: 127.0.0.2 to 127.0.0.251."""
-
-
-class Relays:
-    """Every learner reaches the server through a relay of its own, which can be cut or slowed and
-    counts what it carries. A context manager.
-
-    Args:
-        names: the learners.
-        ports: the server's, on 127.0.0.1; each relay has the same ones on its own address.
-    """
-
-    def __init__(self, names: Sequence[str], ports: tuple[int, int]) -> None:
-        if len(names) > MOST_LINKS:
-            raise ValueError(f"more than {MOST_LINKS} links")
-        self._hosts = {name: f"127.0.0.{number}" for number, name in enumerate(names, 2)}
-        self._ports = ports
-        self.links: dict[str, Link] = {}
-
-    def __enter__(self) -> Relays:
-        try:
-            for name, host in self._hosts.items():
-                self.links[name] = link = Link(host, _CLEAR)
-                for port in self._ports:
-                    link.open(("127.0.0.1", port))
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
-
-    def address(self, name: str, server: str) -> str:
-        """Where a learner dials; the server's own address for who has no link."""
-        return f"{self._hosts[name]}:{self._ports[0]}" if name in self._hosts else server
-
-    def _close(self) -> None:
-        for link in self.links.values():
-            link.close()
 
 
 @dataclass(slots=True)
@@ -90,7 +42,7 @@ class LocalSite:
             case OutageKind.PARTITION:
                 self.links[whom].cut()
             case OutageKind.RATE:
-                self.links[whom].reshape(LinkShape(rate_mbit=outage.mbit or _CLEAR.rate_mbit))
+                self.links[whom].reshape(LinkShape(rate_mbit=outage.mbit or CLEAR.rate_mbit))
             case OutageKind.SLOW:
                 self._slowed[whom] = self.paces_s[whom] * (outage.factor or 1.0)
             case OutageKind.DISK_FULL:
@@ -106,7 +58,7 @@ class LocalSite:
             case OutageKind.PARTITION:
                 self.links[whom].mend()
             case OutageKind.RATE:
-                self.links[whom].reshape(_CLEAR)
+                self.links[whom].reshape(CLEAR)
             case OutageKind.SLOW:
                 del self._slowed[whom]
                 self.tick()
