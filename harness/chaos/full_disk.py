@@ -11,17 +11,17 @@ import errno
 import os
 import sqlite3
 from pathlib import Path
-from types import TracebackType
 
 from fragments.disk import REAL_DISK, Disk, DiskFile
+from harness.chaos.disks import DiskOver, FileOver
 
 
-class FillableDisk:
+class FillableDisk(DiskOver):
     """A `Disk` that is full while the file `flag`, which lies elsewhere, exists."""
 
     def __init__(self, flag: Path, disk: Disk = REAL_DISK) -> None:
+        super().__init__(disk)
         self._flag = flag
-        self._disk = disk
 
     @property
     def is_full(self) -> bool:
@@ -44,26 +44,6 @@ class FillableDisk:
             self.require_room(path)
         self._disk.make_directory(path)
 
-    def rename(self, old: Path, new: Path) -> None:
-        """See `Disk`."""
-        self._disk.rename(old, new)
-
-    def remove(self, path: Path) -> None:
-        """See `Disk`."""
-        self._disk.remove(path)
-
-    def sync_directory(self, path: Path) -> None:
-        """See `Disk`."""
-        self._disk.sync_directory(path)
-
-    def identity(self, path: Path) -> int:
-        """See `Disk`."""
-        return self._disk.identity(path)
-
-    def connect(self, path: Path) -> sqlite3.Connection:
-        """See `Disk`."""
-        return self._disk.connect(path)
-
     def commit(self, database: sqlite3.Connection) -> None:
         """See `Disk`. sqlite's own words, where its log finds no room."""
         if self.is_full:
@@ -71,13 +51,13 @@ class FillableDisk:
         self._disk.commit(database)
 
 
-class _FillableFile:
+class _FillableFile(FileOver):
     """A `DiskFile` on it."""
 
     def __init__(self, disk: FillableDisk, path: Path, file: DiskFile) -> None:
+        super().__init__(file)
         self._disk = disk
         self._path = path
-        self._file = file
 
     def write(self, data: bytes | memoryview) -> None:
         """See `DiskFile`."""
@@ -85,26 +65,3 @@ class _FillableFile:
             self._file.write(data[: len(data) // 2])
             self._disk.require_room(self._path)
         self._file.write(data)
-
-    def seek(self, offset: int) -> None:
-        """See `DiskFile`."""
-        self._file.seek(offset)
-
-    def sync(self) -> None:
-        """See `DiskFile`."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """See `DiskFile`."""
-        self._file.close()
-
-    def __enter__(self) -> _FillableFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

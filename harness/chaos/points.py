@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 
 from fragments.disk import REAL_DISK, Disk, DiskFile
+from harness.chaos.disks import DiskOver, FileOver
 
 
 class Deed(StrEnum):
@@ -121,22 +121,18 @@ class Trap:
             self.pass_by(Point(deed, is_after=True))
 
 
-class TrappedDisk:
+class TrappedDisk(DiskOver):
     """A `Disk` on which a trap may spring. `run_dir`: the run directory that is written to."""
 
     def __init__(self, trap: Trap, run_dir: Path, disk: Disk = REAL_DISK) -> None:
         self._trap = trap
+        super().__init__(disk)
         self._run_dir = run_dir
-        self._disk = disk
 
     def open(self, path: Path) -> DiskFile:
         """See `Disk`."""
         file = self._disk.open(path)
         return _TrappedFile(self._trap, file, *self._deeds_on(path))
-
-    def make_directory(self, path: Path) -> None:
-        """See `Disk`."""
-        self._disk.make_directory(path)
 
     def rename(self, old: Path, new: Path) -> None:
         """See `Disk`."""
@@ -149,10 +145,6 @@ class TrappedDisk:
             deed = Deed.RECORD_RENAME
         with self._trap.around(deed):
             self._disk.rename(old, new)
-
-    def remove(self, path: Path) -> None:
-        """See `Disk`."""
-        self._disk.remove(path)
 
     def sync_directory(self, path: Path) -> None:
         """See `Disk`."""
@@ -167,14 +159,6 @@ class TrappedDisk:
             deed = Deed.PAYLOAD_DIRECTORY
         with self._trap.around(deed):
             self._disk.sync_directory(path)
-
-    def identity(self, path: Path) -> int:
-        """See `Disk`."""
-        return self._disk.identity(path)
-
-    def connect(self, path: Path) -> sqlite3.Connection:
-        """See `Disk`."""
-        return self._disk.connect(path)
 
     def commit(self, database: sqlite3.Connection) -> None:
         """See `Disk`."""
@@ -192,14 +176,14 @@ class TrappedDisk:
         return None, None
 
 
-class _TrappedFile:
+class _TrappedFile(FileOver):
     """A `DiskFile` on which a trap may spring."""
 
     def __init__(
         self, trap: Trap, file: DiskFile, on_write: Deed | None, on_sync: Deed | None
     ) -> None:
+        super().__init__(file)
         self._trap = trap
-        self._file = file
         self._on_write = on_write
         self._on_sync = on_sync
 
@@ -208,26 +192,7 @@ class _TrappedFile:
         with self._trap.around(self._on_write):
             self._file.write(data)
 
-    def seek(self, offset: int) -> None:
-        """See `DiskFile`."""
-        self._file.seek(offset)
-
     def sync(self) -> None:
         """See `DiskFile`."""
         with self._trap.around(self._on_sync):
             self._file.sync()
-
-    def close(self) -> None:
-        """See `DiskFile`."""
-        self._file.close()
-
-    def __enter__(self) -> _TrappedFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

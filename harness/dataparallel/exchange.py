@@ -26,7 +26,7 @@ _LARGEST = 65504.0
 """Of float16."""
 
 _DIVIDED = PartitionSpec(AXIS)  # type: ignore[no-untyped-call]  # jax gives it no types
-_EQUAL = PartitionSpec()  # type: ignore[no-untyped-call]  # the same
+_EQUAL = PartitionSpec()  # type: ignore[no-untyped-call]  # jax gives it no types
 
 
 def to_wire(values: jax.Array, processes: int) -> jax.Array:
@@ -51,7 +51,7 @@ def make_exchange(num_values: int, processes: int) -> Callable[[jax.Array], jax.
     sharding = NamedSharding(mesh, _DIVIDED)
 
     def summed(part: jax.Array) -> jax.Array:
-        total: jax.Array = jax.lax.psum(part[0], AXIS)  # type: ignore[no-untyped-call]  # the same
+        total: jax.Array = jax.lax.psum(part[0], AXIS)  # type: ignore[no-untyped-call]  # jax gives it no types
         return total
 
     reduced = jax.jit(jax.shard_map(summed, mesh=mesh, in_specs=_DIVIDED, out_specs=_EQUAL))
