@@ -20,13 +20,16 @@ def seal(document: Mapping[str, Any]) -> bytes:
     return json.dumps({**document, SEAL: _crc32c(document)}, indent=1).encode()
 
 
-def unseal(data: bytes) -> dict[str, Any]:
-    """The document, without its checksum. Raises ValueError where it is not what was written, or
-    has none.
+def unseal(data: bytes, known_format: int | None = None) -> dict[str, Any]:
+    """The document, without its checksum. Raises ValueError where it is not what was written, has
+    none, or its "format" is not `known_format` (None: whatever it is).
     """
     document = json.loads(data)
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
+    found = document.get("format")
+    if known_format is not None and found != known_format:
+        raise ValueError(f"format {found} is not {known_format}: use the matching release")
     found = document.pop(SEAL, None)
     if found != _crc32c(document):
         raise ValueError("it is not what was written (its checksum differs)")

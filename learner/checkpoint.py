@@ -11,7 +11,6 @@ was written; they protect from nobody who means harm.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,11 +251,7 @@ class Checkpoints:
 
 def _manifest(path: Path) -> _Manifest:
     """Of a checkpoint. Raises what _DAMAGE names where it is damaged, or of a format not known."""
-    data = (path / _MANIFEST).read_bytes()
-    found = json.loads(data).get("format")
-    if found != FORMAT:
-        raise ValueError(f"format {found} is not {FORMAT}: use the matching release")
-    return _Manifest.model_validate(unseal(data))
+    return _Manifest.model_validate(unseal((path / _MANIFEST).read_bytes(), FORMAT))
 
 
 def _held(base: Base) -> _Held:

@@ -329,14 +329,10 @@ def _read(path: Path, spec: RunSpec, layout: Layout, *, is_newest: bool) -> Rest
 
 def _manifest(path: Path) -> dict[str, Any]:
     """Of a snapshot. Raises what DAMAGE names where it is damaged, or of a format not known."""
-    data = (path / "manifest.json").read_bytes()
     try:
-        found = json.loads(data).get("format")
-        if found == FORMAT:
-            return unseal(data)
-    except (ValueError, AttributeError) as error:
+        return unseal((path / "manifest.json").read_bytes(), FORMAT)
+    except ValueError as error:
         raise ValueError(f"manifest.json: {error}") from error
-    raise ValueError(f"format {found} is not {FORMAT}: use the matching release")
 
 
 def _pairs(sums: Any) -> list[tuple[int, int]]:
