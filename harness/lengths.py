@@ -2,9 +2,9 @@
 
 The best pair of outer learning rate and momentum moves with the number of rounds, for a momentum
 needs time to pay back; by little between 12 and 50 rounds a fragment, which is what was tried,
-from warm starts and on two seeds (docs/study.md: `rates_tiny`, `rates_short`, `rates_long`). At 12
-rounds .5/.7 ends 0.16% and 0.48% below .5/.8, at 25 rounds 0.20% and 0.36% above it, at 50 level
-and 0.69% above: a hint, no more.
+from warm starts and on three seeds (docs/study.md: `rates_tiny`, `rates_short`, `rates_long`). At
+12 rounds .5/.7 ends 0.4 ± 0.6% below .5/.8, at 25 rounds level with it, at 50 0.5 ± 1.1% above: a
+hint, no more.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def advice(spec: RunSpec, tokens_per_step: int, learners: int) -> tuple[str, ...
     if not outer.factory and outer.nesterov and not _same(outer, pair):
         sentences.append(
             f"with {learners} learners this run has about {rounds:.0f} rounds a fragment; of what"
-            f" the study tried (12 to 50 rounds, warm starts, two seeds), --outer.learning-rate"
+            f" the study tried (12 to 50 rounds, warm starts, three seeds), --outer.learning-rate"
             f" {pair.learning_rate:g} --outer.momentum {pair.momentum:g} was the best at such a"
             f" length, or level with it; this run has {outer.learning_rate:g} and"
             f" {outer.momentum:g}"
