@@ -25,6 +25,9 @@ class BenchSettings(MeasureSettings):
     laps: int = Field(
         default=10, ge=1, le=1000, description="times that every fragment is synchronised"
     )
+    slow_readers: int = Field(
+        default=0, ge=0, le=64, description="clients that pull weights at 0.5 Mbit/s meanwhile"
+    )
     limit_s: float = Field(
         default=900.0, ge=10, description="longest wait for any part of it, seconds"
     )
@@ -51,6 +54,7 @@ def run(settings: BenchSettings) -> None:
             fragments=settings.fragments,
             laps=settings.laps,
             limit_s=settings.limit_s,
+            slow_readers=settings.slow_readers,
         )
         return WireBench(plan, stop, tell).run()
 
@@ -77,7 +81,8 @@ VERB = Verb(
         "only."
     ),
     examples=(
-        "examples:\n  diloco bench\n  diloco bench --params 100M --learners 4 --json\n\n"
+        "examples:\n  diloco bench\n  diloco bench --params 100M --learners 4 --json\n"
+        "  diloco bench --params 100M --learners 16 --slow-readers 4 --laps 2\n\n"
         "other benches:\n"
         "  bench pace      measure that a slow learner slows nobody\n"
         "  bench links     compare with data-parallel training over thin links\n"

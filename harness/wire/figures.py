@@ -46,6 +46,8 @@ def figures(
         params=params,
         learners=learners,
         fragments=plan.fragments,
+        slow_readers=plan.slow_readers,
+        slow_readers_bytes=measured.read_bytes,
         window_s=round(window.seconds, 2),
         rounds=window.rounds,
         rounds_abandoned=window.grown(lambda status: status.rounds_abandoned),
@@ -80,7 +82,7 @@ def _bits(measured: Measured, learners: int) -> tuple[float, float]:
     in, and pulls every version.
     """
     window = measured.window
-    bulk = bulk_traffic(*_servers(window), port=measured.bulk_port)
+    bulk = bulk_traffic(*_servers(window), port=measured.bulk_port, without=measured.readers)
     return (
         8 * bulk.up_bytes / window.pushed_values,
         8 * bulk.down_bytes / (window.published_values * learners),

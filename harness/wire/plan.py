@@ -53,7 +53,8 @@ class WirePlan:
     """What to measure. `params` is a wish: `spec` rounds it up to tensors of equal size.
 
     After `warm_up_laps` laps over all `fragments`, `laps` are measured, with `in_flight` rounds
-    under way at once; all of it must end within `limit_s` after the learners have started.
+    under way at once; all of it must end within `limit_s` after the learners have started. So many
+    `slow_readers` read beside it (`harness.wire.readers`).
     """
 
     out: Path
@@ -64,6 +65,7 @@ class WirePlan:
     warm_up_laps: int = 2
     in_flight: int = 4
     limit_s: float = 900.0
+    slow_readers: int = 0
 
     @property
     def spec(self) -> RunSpec:

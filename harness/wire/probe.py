@@ -112,7 +112,7 @@ class Probe(threading.Thread):
             self._look()
             if asked is not None:
                 report = ProbeReport(
-                    cpu_s=self._cpu_s, seen=self._seen, connections=tuple(_connections())
+                    cpu_s=self._cpu_s, seen=self._seen, connections=tuple(connections())
                 )
                 draft = self._report.with_suffix(".part")
                 draft.write_text(report.model_dump_json(), encoding="utf-8")
@@ -211,7 +211,7 @@ def _thread_ids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc/self/task").iterdir()]
 
 
-def _connections() -> Iterator[Connection]:
+def connections() -> Iterator[Connection]:
     """The TCP connections of this process."""
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -77,6 +77,9 @@ def _trip(trip: RoundTrip) -> Table:
         "rounds merged",
         f"{trip.rounds} ({trip.rounds_abandoned} put off, {trip.contributions_late} late answers)",
     )
+    if trip.slow_readers:
+        taken = bytes_text(trip.slow_readers_bytes)
+        table.add_row("slow readers beside them", f"{trip.slow_readers}, which took {taken}")
     table.add_row("load of the machine", f"{trip.load_average:.1f}")
     return table
 

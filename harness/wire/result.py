@@ -31,6 +31,8 @@ class RoundTrip(_Record):
     params: int
     learners: int
     fragments: int
+    slow_readers: int = Field(description="beside the learners; see `harness.wire.readers`")
+    slow_readers_bytes: int = Field(description="that these took")
     window_s: float
     rounds: int
     rounds_abandoned: int

@@ -13,6 +13,7 @@ from harness.environment import module
 from harness.plan import SERVER, Island
 from harness.processes import Supervisor
 from harness.wire.plan import WirePlan
+from harness.wire.readers import SlowReaders
 from harness.wire.window import Reading, Window, least_merged, read
 from services.client.status import fetch_status
 
@@ -27,11 +28,15 @@ whose rounds the other one then misses."""
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A session's window, and where its bulk and control were served."""
+    """A session's window, and where its bulk and control were served. `readers`: the ports of
+    slow readers, who took `read_bytes` in all.
+    """
 
     window: Window
     control_port: int
     bulk_port: int
+    readers: frozenset[int]
+    read_bytes: int
 
 
 @dataclass(slots=True)
@@ -59,13 +64,16 @@ class Session:
                 cluster.learn(Island(name, _STEP_S))
             lap = plan.fragments
             self._await_merged(cluster, plan.warm_up_laps * lap, "warming up")
-            begin = self._read(cluster)
-            merged = least_merged(begin.status)
-            self._await_merged(cluster, merged + plan.laps * lap, "measuring", merged)
-            end = self._read(cluster)
-            place = json.loads((cluster.run_dir / "address.json").read_text(encoding="utf-8"))
+            with SlowReaders(self._address, plan.slow_readers, lap) as readers:
+                begin = self._read(cluster)
+                merged = least_merged(begin.status)
+                self._await_merged(cluster, merged + plan.laps * lap, "measuring", merged)
+                end = self._read(cluster)
+                address = (cluster.run_dir / "address.json").read_text(encoding="utf-8")
+                bulk_port = int(json.loads(address)["bulk_port"])
+                ports, read_bytes = readers.ports(bulk_port), readers.arrived_bytes
         control_port = int(self._address.rpartition(":")[2])
-        return Measured(Window(begin, end), control_port, int(place["bulk_port"]))
+        return Measured(Window(begin, end), control_port, bulk_port, ports, read_bytes)
 
     @property
     def _probed(self) -> tuple[str, str]:

@@ -64,13 +64,18 @@ class Traffic:
     down_bytes: int
 
 
-def bulk_traffic(before: ProbeReport, after: ProbeReport, port: int) -> Traffic:
-    """What went through all connections to `port`.
+def bulk_traffic(
+    before: ProbeReport, after: ProbeReport, port: int, without: frozenset[int]
+) -> Traffic:
+    """What went through all connections to `port` but those from the ports `without`.
 
     Raises:
         DilocoError: when one of them has ended in between, so that its last bytes are not known.
     """
-    olds, news = _by_peer(before, port), _by_peer(after, port)
+    olds, news = (
+        {peer: each for peer, each in _by_peer(report, port).items() if peer not in without}
+        for report in (before, after)
+    )
     if olds.keys() - news.keys():
         raise DilocoError("a bulk connection broke while its bytes were counted: bench again")
     up = sum(each.bytes_in for each in news.values()) - sum(o.bytes_in for o in olds.values())

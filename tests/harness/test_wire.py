@@ -129,13 +129,15 @@ def _report(*connections: tuple[int, int, int, int]) -> ProbeReport:
 def test_bytes_are_those_of_one_port_between_two_reports() -> None:
     before = _report((7701, 1, 100, 10), (7700, 2, 5, 5), (7700, 3, 7, 7))
     after = _report((7701, 1, 350, 20), (7701, 4, 50, 1), (7700, 2, 9, 8), (7700, 5, 70, 70))
-    bulk = bulk_traffic(before, after, 7701)
+    bulk = bulk_traffic(before, after, 7701, frozenset())
     assert (bulk.up_bytes, bulk.down_bytes) == (300, 11)
+    bulk = bulk_traffic(before, after, 7701, without=frozenset({4}))
+    assert (bulk.up_bytes, bulk.down_bytes) == (250, 10)
     # One that asked for the status came, and one went.
     control = lasting_traffic(before, after, 7700)
     assert (control.up_bytes, control.down_bytes) == (4, 3)
     with pytest.raises(DilocoError, match="broke while"):
-        bulk_traffic(after, before, 7701)
+        bulk_traffic(after, before, 7701, frozenset())
 
 
 @pytest.mark.timeout(60)
@@ -178,7 +180,7 @@ def _burn_until(pid: int, seconds: float) -> None:
 @pytest.mark.timeout(240)
 def test_a_tiny_bench_from_end_to_end(tmp_path: Path) -> None:
     lines: list[str] = []
-    plan = WirePlan(tmp_path, 100_000, 2, fragments=4, laps=6, limit_s=60)
+    plan = WirePlan(tmp_path, 100_000, 2, fragments=4, laps=6, limit_s=60, slow_readers=2)
     result = WireBench(plan, threading.Event(), lines.append).run()
     trip = result.round_trip
     assert WireResult.model_validate_json(result.model_dump_json()) == result
@@ -188,6 +190,7 @@ def test_a_tiny_bench_from_end_to_end(tmp_path: Path) -> None:
     )
     assert 2.0 < trip.bits_up < 5.0
     assert 2.0 < trip.bits_down < 5.0
+    assert trip.slow_readers_bytes > 0
     assert 0 < trip.share_of_limit < 1
     assert trip.cpu_s_per_gb_per_learner > sum(result.stages_cpu_s_per_gb.values())
     assert set(trip.cpu_s) == {"server", "learner-1", "learner-2"}
