@@ -394,3 +394,4 @@ class RunStatus:
     cap_send_mbit: float = 0.0
     use_receive_mbit: float = 0.0
     use_send_mbit: float = 0.0
+    stalled: str = ""

@@ -14,7 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 RUN_SPEC_VERSION = 1
 """Version of this document; a reader refuses a newer one."""
 
-PositiveInt = Annotated[int, Field(gt=0)]
+LARGEST_INT = (1 << 31) - 1
+LARGEST_BUDGET = 1 << 62
+"""Sums of tokens end here: beyond it they would not fit the wire."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
+NaturalInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -76,7 +81,7 @@ class ClosingSettings(_Settings):
 
     rule: Literal["learned", "paper"] = Field(default="learned", description="learned or paper")
     gamma: float = Field(default=0.8, ge=0, le=1, description="gamma of the paper's rule")
-    tau_steps: int = Field(default=2, ge=0, description="tau of the paper's rule, inner steps")
+    tau_steps: NaturalInt = Field(default=2, description="tau of the paper's rule, inner steps")
 
 
 class AdoptionSettings(_Settings):
@@ -124,8 +129,11 @@ class RunSpec(_Settings):
     seed: int = Field(
         default=0, ge=0, description="seed of the initial weights and of the data order"
     )
-    budget_tokens: PositiveInt = Field(
-        default=1_000_000, description="trained tokens of all learners at which the run ends"
+    budget_tokens: int = Field(
+        default=1_000_000,
+        gt=0,
+        le=LARGEST_BUDGET,
+        description="trained tokens of all learners at which the run ends",
     )
     fragments: PositiveInt = Field(default=4, description="P: number of fragments")
     sync_interval: tuple[IntervalStage, ...] = Field(
@@ -138,8 +146,8 @@ class RunSpec(_Settings):
     )
     max_learners: PositiveInt = Field(default=16, description="joins beyond this are refused")
     max_open_rounds: PositiveInt = Field(default=8, description="rounds open at once")
-    staleness_bound: int = Field(
-        default=4, ge=0, description="versions a contribution may be behind"
+    staleness_bound: NaturalInt = Field(
+        default=4, description="versions a contribution may be behind"
     )
     weight_bound: float = Field(
         default=2.0, ge=1, description="largest weight over the round's median"
@@ -160,9 +168,8 @@ class RunSpec(_Settings):
     asked: Literal["all", "reached"] = Field(
         default="all", description="whom a round asks: all, or who has reached its slot"
     )
-    inner_warmup_steps: int = Field(
+    inner_warmup_steps: NaturalInt = Field(
         default=20,
-        ge=0,
         description="shortened first steps of a learner that begins or returns in mid-run",
     )
     late: Literal["join", "drop"] = Field(

@@ -123,8 +123,9 @@ def account_lines(found: Account, *, as_json: bool) -> list[str]:
 
 def _sentence(happened: Happened) -> str:
     match happened.record.event:
-        case Started(generation, epoch):
-            return f"a server begins: generation {generation}, epoch {epoch}"
+        case Started(generation, epoch, _, reason):
+            because = f", which begins because {reason}" if reason else ""
+            return f"a server begins: generation {generation}, epoch {epoch}{because}"
         case Contributed() as event:
             return _contributed(event, happened)
         case Merged() as event:
@@ -169,6 +170,39 @@ def _merged(event: Merged, happened: Happened) -> str:
     return f"{version}, {how} {shares}; digest {event.digest[:12]}"
 
 
+_NOTES = {
+    "joined": "{learner} joins as a {role}",
+    "rejoined": "{learner} joins again as a {role}",
+    "join_refused": "{learner} may not join",
+    "retired": "{learner}, who has left, makes room for another name",
+    "left": "{learner} leaves",
+    "lost": "{learner} is lost",
+    "evicted": "{learner} is evicted",
+    "released": "{learner} may join again",
+    "declined": "{learner} has nothing of fragment {fragment}",
+    "contribution_refused": "a contribution of {learner} to fragment {fragment} is not taken",
+    "digest_mismatch": "{learner} holds other values of fragment {fragment} than were published",
+    "version_lost": "{learner} holds a version of fragment {fragment} that is not known here",
+    "round_closed": "a round on fragment {fragment} at {version} closes with {participants}",
+    "round_abandoned": "a round on fragment {fragment} at {version} is given up",
+    "merge_refused": "a round on fragment {fragment} at {version} could not be merged",
+    "phase": "the run is {phase}",
+    "drained": "the run is {phase} for an operator",
+    "evaluated": "an evaluation",
+    "changed": "settings are changed",
+    "rolled_back": "the run goes back",
+}
+"""The notes of `outer_server.core` in words, before their reason."""
+
+
 def _note(note: Note) -> str:
-    fields = " ".join(f"{key}={value}" for key, value in note.fields)
-    return f"{note.what} {fields}: {note.reason}"
+    fields = {key: str(value).replace(",", ", ") for key, value in note.fields}
+    if note.what == "released" and "learner" not in fields:
+        sentence = "rounds may open again"
+    elif note.what in _NOTES:
+        sentence = _NOTES[note.what].format(**fields)
+    else:
+        sentence = " ".join([note.what.replace("_", " "), *map(" ".join, fields.items())])
+    if fields.get("missing"):
+        sentence += f", without {fields['missing']}"
+    return f"{sentence}: {note.reason}" if note.reason else sentence

@@ -87,13 +87,14 @@ def status_line(status: RunStatus) -> str:
     """The same in one line, for logs and pipes."""
     loss = status.evaluations[-1].loss if status.evaluations else float("nan")
     unit = status.evaluations[-1].unit if status.evaluations else ""
+    phase = "stalled" if status.stalled else status.phase.value
     learners = ", ".join(
         f"{learner.name} {learner.state.value} {learner.steps}"
         + (" outruns its link" if learner.outruns else "")
         for learner in status.learners
     )
     return (
-        f"{duration_text(status.uptime_s)} {status.phase.value}: step {status.global_step},"
+        f"{duration_text(status.uptime_s)} {phase}: step {status.global_step},"
         f" {count_text(status.tokens_trained)} of {count_text(status.tokens_budget)} tokens,"
         f" {count_text(status.tokens_per_s)}/s, loss {loss_text(loss)} {unit}".rstrip()
         + f", {status.rounds_merged} rounds, up {bytes_text(status.bytes_up)},"
@@ -109,6 +110,8 @@ def _subtitle(status: RunStatus) -> str:
     here = (LearnerState.JOINED, LearnerState.TRAINING)
     live = sum(learner.state in here for learner in status.learners)
     count = f"{live} live learner{'' if live == 1 else 's'}"
+    if status.stalled:
+        return f"{count} · stands still: {status.stalled}"
     if status.phase is Phase.WAITING:
         return f"{count}: waiting for more"
     if status.phase is Phase.TRAINING or not status.phase_reason:

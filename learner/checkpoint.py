@@ -12,6 +12,7 @@ was written; they protect from nobody who means harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,8 @@ class Checkpoints:
             disk.rename(draft, target)
             disk.sync_directory(self._directory)
         except (OSError, KeyError, ValueError) as error:
-            disk.remove(draft)
+            with suppress(OSError):
+                disk.remove(draft)
             raise CheckpointError(
                 f"no checkpoint can be written to {self._directory}: {error}"
             ) from error

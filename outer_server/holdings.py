@@ -12,6 +12,7 @@ from fragments.payload import Payload
 from fragments.records import ContributionKey, Goodbye, ServerNote, Update
 from outer_server.core import membership
 from outer_server.core.events import Discard, Disconnect, Merged, Publish, Send
+from outer_server.core.resume import renamed
 from outer_server.core.state import MergeOrder, RunState
 from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
@@ -53,14 +54,15 @@ class Holdings:
         """That of what is published."""
         return self._epoch
 
-    def renew(self, state: RunState) -> None:
+    def renew(self, state: RunState, *, keeps: bool = False) -> None:
         """Go on under a new server. In a new epoch no update leads from an old version to one of
-        it, and contributions to the old ones are let go of.
+        it, and contributions to the old ones are let go of, unless it `keeps` them.
         """
         if state.epoch == self._epoch:
             return
         if self._epoch:
-            self.payloads.clear()
+            old = self.payloads if keeps else {}
+            self.payloads = {renamed(key, state.epoch): each for key, each in old.items()}
         self._epoch = state.epoch
         for index, fragment in enumerate(state.fragments):
             version = membership.version_of(state, index)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import structlog
 
-from fragments.errors import RunDirectoryError
+from fragments.errors import RunDirectoryError, StorageError
 from outer_server.core.events import Started
+from outer_server.core.resume import resume
 from outer_server.core.scheduler import handle
 from outer_server.core.state import RunState
 from outer_server.holdings import Holdings
@@ -33,7 +35,7 @@ _log = structlog.get_logger(__name__)
 class Recovered:
     """A run as its server goes on with it.
 
-    `lost`: why an epoch began in which nothing of the one before counts, "" where none did.
+    `reason`: why an epoch began, "" where none did.
     `newest`: how far the newest snapshot reaches.
     """
 
@@ -42,7 +44,7 @@ class Recovered:
     holdings: Holdings
     journal: Journal
     newest: Mark
-    lost: str
+    reason: str
 
 
 def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> Recovered:
@@ -50,11 +52,23 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
 
     After whatever the journal has, the versions, their digests, the leases and the contributions
     that wait are what they were. Where something is missing that was acknowledged or published, or
-    may be, a new epoch begins.
+    may be, a new epoch begins, in which nothing of what learners hold counts. A copy begins one
+    too, since its original may have gone on. Contributions that wait come along.
 
-    Raises RunDirectoryError, also for a copy of a directory without `take_over`; StorageError when
-    nothing can be written.
+    Raises RunDirectoryError, also for a copy of a directory without `take_over`, and where nothing
+    can be read or written for the moment; then nothing that matters has changed.
     """
+    try:
+        return _recover(directory, keep_journal=keep_journal, take_over=take_over)
+    except (StorageError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, StorageError) else error
+        raise RunDirectoryError(
+            f"{directory.path} cannot be read or written ({cause or error}); nothing is lost: see "
+            "to its disk (room, rights, is it mounted?), and start the server again"
+        ) from error
+
+
+def _recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> Recovered:
     began_s = time.monotonic()
     record = _record(directory, take_over=take_over)
     _check_place(directory, record, take_over=take_over)
@@ -64,17 +78,20 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
     restored = replace(restored, fragments=())
     replay = Replay(parameters, restored.state, restored.payloads, directory.load_named)
     journal: Journal = NoJournal()
-    lost = "it goes on from a copy" if take_over else ""
+    lost = ""
     if keep_journal or directory.journal.is_dir():
         durable = DurableJournal(directory.disk, directory.journal, mend=True)
         played = _play(directory, durable, restored, replay)
-        lost = played.lost or lost
+        lost = played.lost
         if played.lost:
             # Before anything is cut, after which nothing would tell that it was there.
             directory.write_record(replace(record, lost=played.lost))
         if played.cut_after is not None:
-            removed = durable.cut_after(played.cut_after)
-            _log.warning("tape_cut", after=played.cut_after, removed=removed, reason=played.lost)
+            removed, kept = durable.cut_after(played.cut_after)
+            _log.warning(
+                "tape_cut", after=played.cut_after, removed=removed, reason=played.lost, kept=kept
+            )
+            lost = f"{lost}; {_counted(removed)}"
         if keep_journal:
             journal = durable
         else:
@@ -82,16 +99,20 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
     lost = lost or record.lost or _missing(record, restored, replay.state)
     digests = replay.digests() if replay.unsettled else ()
     epochs = max(record.epoch, replay.state.epoch)
-    if lost:
+    reason = lost or ("it goes on from a copy" if take_over else "")
+    if reason:
         epochs = max(epochs, record.epoch_begun)
     generation = max(record.generation, replay.state.generation)
     started = Started(
         generation + (TAKE_OVER_GENERATIONS if take_over else 1),
-        epochs + 1 if lost else epochs,
+        epochs + 1 if reason else epochs,
         digests,
+        reason and f"{reason}; {_fate(replay.state, is_kept=not digests)}",
+        # Where this machine computes other bits, their bases are not what is here.
+        keeps=not digests,
     )
     state = handle(replay.state, started, 0.0, directory.layout.digest).state
-    replay.holdings.renew(state)
+    replay.holdings.renew(state, keeps=started.keeps)
     # Before server.json: the tape may know of a server that is not noted there, but not less.
     journal.write([Entry(0.0, time.time(), started, None)], durable=True)
     directory.write_record(
@@ -103,15 +124,33 @@ def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> 
             place=directory.place,
         )
     )
-    if lost:
+    if reason:
         rounds = state.rounds_merged
-        _log.warning("new_epoch", epoch=state.epoch, goes_on_after_rounds=rounds, reason=lost)
+        _log.warning(
+            "new_epoch", epoch=state.epoch, goes_on_after_rounds=rounds, reason=started.reason
+        )
     took_s = round(time.monotonic() - began_s, 2)
     _log.info("recovered", snapshot=restored.name, merges=replay.merges, seconds=took_s)
     # A rollback on the tape may have gone back before it.
     rounds = min(restored.state.rounds_merged, state.rounds_merged)
     newest = Mark(state.epoch, rounds, restored.position or 0)
-    return Recovered(state, parameters, replay.holdings, journal, newest, lost)
+    return Recovered(state, parameters, replay.holdings, journal, newest, reason)
+
+
+def _fate(state: RunState, *, is_kept: bool) -> str:
+    """What becomes of the contributions that wait when an epoch begins."""
+    parked = resume(state, state.generation, state.epoch).fragments
+    waiting = sum(len(fragment.arrived) for fragment in parked)
+    return f"contributions that waited: {waiting}, {'kept' if is_kept else 'void'}"
+
+
+def _counted(removed: Mapping[str, int]) -> str:
+    """What was removed from the tape, in words."""
+    contributions, versions = removed.get("Contributed", 0), removed.get("Merged", 0)
+    return (
+        f"removed from the journal: {sum(removed.values())} events"
+        f" (contributions: {contributions}, versions: {versions})"
+    )
 
 
 def _record(directory: RunDirectory, *, take_over: bool) -> ServerRecord:

@@ -93,7 +93,7 @@ class Replay:
             self.differences.append(f"epoch {event.epoch} began with other values than are here")
         elif event.digests:
             self._settled = len(self.differences)
-        self.holdings.renew(self.state)
+        self.holdings.renew(self.state, keeps=event.keeps)
 
     def _go_back(self, event: RollBack, state: RunState, number: int) -> None:
         try:

@@ -273,8 +273,7 @@ class OuterServer:
             traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}
             tokens_per_s = self._tokens_per_s(state, now_s)
         found = status.run_status(state, self._directory.layout, traffic, now_s, tokens_per_s)
-        stalled = self._engine.stalled
-        return replace(found, phase_reason=stalled) if stalled else found
+        return replace(found, stalled=self._engine.stalled)
 
     def _tokens_per_s(self, state: RunState, now_s: float) -> float:
         """Trained tokens a second over the last calls of `status`, at least a second apart."""

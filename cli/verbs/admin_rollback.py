@@ -16,6 +16,7 @@ class AdminRollbackSettings(ReasonedSettings):
     to_version: int | None = Field(
         default=None,
         ge=0,
+        lt=1 << 63,
         description="instead: the newest snapshot whose fragments are all at this version or below",
     )
 

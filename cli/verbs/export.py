@@ -10,7 +10,7 @@ from pydantic import Field
 
 from cli.keys import Positional, VerbSettings
 from cli.verb import Verb
-from fragments.errors import SettingsError
+from fragments.errors import DilocoError, RunDirectoryError, SettingsError
 
 
 class ExportSettings(VerbSettings):
@@ -19,6 +19,9 @@ class ExportSettings(VerbSettings):
     run_dir: Annotated[Path, Positional] = Field(description="directory that `diloco init` made")
     out: Annotated[Path, Positional] = Field(description="file to write, NAME.safetensors")
     force: bool = Field(default=False, description="replace a file that is there")
+    despite_damage: bool = Field(
+        default=False, description="write what the journal has up to its first damaged record"
+    )
 
 
 def run(settings: ExportSettings) -> None:
@@ -28,6 +31,8 @@ def run(settings: ExportSettings) -> None:
         SettingsError: when there is a file already.
         RunDirectoryError: when the run is being served, or cannot be read.
     """
+    if settings.out.is_dir():
+        raise SettingsError(f"{settings.out} is a directory: name a file")
     if settings.out.exists() and not settings.force:
         raise SettingsError(f"{settings.out} exists: name another file, or replace it with --force")
     if not settings.out.parent.is_dir():
@@ -41,6 +46,11 @@ def run(settings: ExportSettings) -> None:
 
     found = newest(settings.run_dir)
     state, layout = found.state, found.parameters.layout
+    if found.damage and not settings.despite_damage:
+        raise RunDirectoryError(
+            f"the journal of {settings.run_dir} is damaged ({found.damage}): what can be had are"
+            f" the weights of step {state.global_step}; --despite-damage writes those"
+        )
     versions = [fragment.version for fragment in state.fragments]
     words = {
         "run_id": state.spec.run_id,
@@ -49,7 +59,10 @@ def run(settings: ExportSettings) -> None:
         "global_step": str(state.global_step),
         "tokens_trained": str(state.tokens_trained),
     }
-    write_weights(REAL_DISK, settings.out, layout, found.parameters.fragments, words)
+    try:
+        write_weights(REAL_DISK, settings.out, layout, found.parameters.fragments, words)
+    except OSError as error:
+        raise DilocoError(f"{settings.out} cannot be written: {error.strerror}") from error
     size = settings.out.stat().st_size
     print(
         f"{settings.out}: {layout.num_values} parameters, {size} bytes, step {state.global_step}, "
@@ -68,7 +81,7 @@ VERB = Verb(
     examples=(
         "examples:\n"
         "  diloco export runs/mine mine.safetensors\n\n"
-        "exit codes: 2 the file is there already, 5 run directory"
+        "exit codes: 2 the file is there already, 5 run directory, or its journal is damaged"
     ),
     settings=ExportSettings,
     run=run,

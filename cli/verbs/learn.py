@@ -10,6 +10,7 @@ from pydantic import Field
 from cli.process import MemberSettings
 from cli.stop import Unbegun, stop_on_signal
 from cli.verb import Verb
+from fragments.errors import SettingsError
 from services.settings import CapMbit
 
 
@@ -49,9 +50,13 @@ def run(settings: LearnSettings) -> None:
     Raises:
         UnreachableError: when the server is not reached within `patience_s`.
         RefusedError: when it will not have this learner.
-        SettingsError, DataError: when the run's program cannot be built here.
+        SettingsError, DataError: when the run's program cannot be built here, or where
+            --checkpoint-dir names a file.
         CheckpointError: when the checkpoints there are those of another run or learner.
     """
+    directory = settings.checkpoint_dir
+    if directory is not None and directory.exists() and not directory.is_dir():
+        raise SettingsError(f"--checkpoint-dir {directory} is a file: name a directory")
     training = threading.Event()
     unbegun = Unbegun(training, f"{settings.name}: stopped before it had joined")
     with stop_on_signal(exit_with_parent=settings.exit_with_parent, unbegun=unbegun) as stop:
@@ -74,7 +79,6 @@ def run(settings: LearnSettings) -> None:
                     training.set()
                 member.show_state(state)
 
-            directory = settings.checkpoint_dir
             learner = Learner(
                 settings.name,
                 member.program,

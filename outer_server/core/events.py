@@ -114,11 +114,16 @@ class Merged:
 class Started:
     """A server goes on with the run, as `core.resume` has it; times count from now. `digests`: of
     what its fragments are, where it could not compute the bits that the tape tells of; else empty.
+
+    `reason`: why it begins an epoch, "" where it does not. `keeps`: contributions that wait come
+    along into that, under the names that they would have there.
     """
 
     generation: int
     epoch: int
     digests: tuple[str, ...] = ()
+    reason: str = ""
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

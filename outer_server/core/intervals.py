@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from fragments.records import ContributionKey, Receipt, Refusal, Role, Version, Welcome
@@ -23,7 +23,9 @@ from outer_server.core.events import (
     Note,
     Reply,
     Reported,
+    Started,
 )
+from outer_server.core.resume import renamed
 from outer_server.core.state import ContributionMeta, RunState
 
 Span = tuple[int, int]
@@ -214,6 +216,8 @@ class _Book:
                     self._lose(self._entry(event.meta, process), Reason.REFUSED, reply.reason)
             case Merged(), _:
                 self._merge(event)
+            case Started(), _ if event.epoch > self.epoch:
+                self._start(event)
             case _:
                 pass
         self._discard(effects)
@@ -236,6 +240,18 @@ class _Book:
         if is_heir and 0 < hello.cursor < welcome.cursor:
             span = (hello.cursor, welcome.cursor)
             self.holes.append(_Hole(process.learner, process.shard, span))
+
+    def _start(self, event: Started) -> None:
+        """What waits comes along into a new epoch, or is undone."""
+        waiting, self.waiting = self.waiting, {}
+        if not event.keeps:
+            for entry in waiting.values():
+                self._lose(entry, Reason.ROLLED_BACK, f"before epoch {event.epoch}")
+            return
+        self.epoch = event.epoch
+        for key, entry in waiting.items():
+            meta = replace(entry.meta, key=renamed(key, event.epoch))
+            self.waiting[meta.key] = replace(entry, meta=meta)
 
     def _roll_back(self, welcome: Welcome) -> None:
         """What is of an older epoch, and later than where the new one begins, is undone."""

@@ -15,6 +15,7 @@ from fragments.records import (
     Role,
     Version,
 )
+from fragments.runspec import LARGEST_BUDGET
 from outer_server.core.close import contributors, longest_wait_steps, observe, smoothed
 from outer_server.core.events import (
     Contributed,
@@ -41,10 +42,6 @@ EVALUATIONS_KEPT = 512
 
 MAX_TOKENS = 1 << 56
 """More tokens than this are not trained by one process of ours."""
-
-LARGEST_SUM = 1 << 62
-"""Sums of tokens stop here: beyond it they would not fit the wire."""
-
 
 DROPPED = Refusal(RefusalCode.STALE, "its round has closed, and late ones are dropped")
 """Said of a late contribution in a run with late="drop", however often it comes."""
@@ -79,7 +76,7 @@ def report(state: RunState, event: Reported, now_s: float) -> RunState:
         record = replace(record, position=position, stepped_at_s=now_s, has_stepped=True)
     record = replace(record, report=_shown(new), cursor=max(record.cursor, new.cursor))
     state = state.with_learner(record)
-    return replace(state, tokens_trained=min(LARGEST_SUM, state.tokens_trained + tokens))
+    return replace(state, tokens_trained=min(LARGEST_BUDGET, state.tokens_trained + tokens))
 
 
 def _count_from(record: LearnerRecord, steps: int, tokens: int) -> LearnerRecord:
@@ -268,7 +265,7 @@ def contribute(
     fragment = replace(fragment, round=round_, arrived=(*fragment.arrived, event.meta))
     state = state.with_learner(record).with_fragment(key.fragment, fragment)
     state = _note_quorum(state, key.fragment, now_s)
-    pushed = min(LARGEST_SUM, state.tokens_pushed + event.meta.tokens)
+    pushed = min(LARGEST_BUDGET, state.tokens_pushed + event.meta.tokens)
     state = replace(state, tokens_pushed=pushed)
     return state, Receipt(key, late=is_late), []
 

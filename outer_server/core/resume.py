@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fragments.records import Phase
+from fragments.records import ContributionKey, Phase, Version
 from outer_server.core.membership import ended
-from outer_server.core.state import Base, FragmentState, LearnerRecord, RunState
+from outer_server.core.state import (
+    Base,
+    ContributionMeta,
+    FragmentState,
+    LearnerRecord,
+    RunState,
+)
 
 TOKEN_BITS = 32
 """A generation grants fewer leases than 2 to this power."""
 
 
-def resume(state: RunState, generation: int, epoch: int, digests: Sequence[str] = ()) -> RunState:
+def resume(
+    state: RunState,
+    generation: int,
+    epoch: int,
+    digests: Sequence[str] = (),
+    *,
+    keeps: bool = False,
+) -> RunState:
     """`state` as loaded, made ready to go on under a new server generation.
 
     Open rounds end, and what had arrived for them waits for the next. Times
@@ -21,9 +34,10 @@ def resume(state: RunState, generation: int, epoch: int, digests: Sequence[str] 
     within it need not join again, and so does the time of an eviction.
 
     A larger `epoch` says that the snapshot may be older than what was published:
-    every base, and every contribution to one, is void, and what was trained since
-    counts neither for the run nor for its budget. `digests` are those of the fragments as they are,
-    where they are others than `state` tells of.
+    every base is void, and what was trained since counts neither for the run nor for its
+    budget. `digests` are those of the fragments as they are, where they are others than `state`
+    tells of. Where they are not, `keeps` says that contributions that wait are kept; who joins
+    again has still handed in what it has.
     """
     # Tokens only rise, also over joins that the snapshot does not know of.
     token = max(state.next_token, generation << TOKEN_BITS)
@@ -42,15 +56,18 @@ def resume(state: RunState, generation: int, epoch: int, digests: Sequence[str] 
     learners = {name: _waiting(record) for name, record in state.learners.items()}
     if epoch == state.epoch:
         return replace(state, fragments=fragments, learners=learners)
+    voided = {name: void(record, len(fragments), keeps=keeps) for name, record in learners.items()}
     return replace(
         state,
         epoch=epoch,
-        fragments=tuple(replace(fragment, arrived=()) for fragment in fragments),
-        learners={
-            name: replace(void(record, len(fragments)), live=False)
-            for name, record in learners.items()
-        },
+        fragments=tuple(_renamed(fragment, epoch, keeps=keeps) for fragment in fragments),
+        learners={name: replace(record, live=False) for name, record in voided.items()},
     )
+
+
+def renamed(key: ContributionKey, epoch: int) -> ContributionKey:
+    """The same contribution in another epoch that began with the same values."""
+    return replace(key, base_version=Version(epoch, key.base_version.number))
 
 
 def begin_epoch(state: RunState, reason: str) -> RunState:
@@ -74,9 +91,24 @@ def begin_epoch(state: RunState, reason: str) -> RunState:
     )
 
 
-def void(record: LearnerRecord, num_fragments: int) -> LearnerRecord:
-    """A record of which nothing that it holds, and nothing that it has trained since, counts."""
-    return replace(record, starts_count=True, bases=(Base(),) * num_fragments)
+def void(record: LearnerRecord, num_fragments: int, *, keeps: bool = False) -> LearnerRecord:
+    """A record of which nothing that it holds, and nothing that it has trained since, counts; with
+    `keeps` what it has handed in does, once.
+    """
+    bases = (Base(),) * num_fragments
+    if keeps:
+        bases = tuple(
+            Base(consumed=b.consumed, consumed_payload=b.consumed_payload, dropped=b.dropped)
+            for b in record.bases
+        )
+    return replace(record, starts_count=True, bases=bases)
+
+
+def _renamed(fragment: FragmentState, epoch: int, *, keeps: bool) -> FragmentState:
+    def named(meta: ContributionMeta) -> ContributionMeta:
+        return replace(meta, key=renamed(meta.key, epoch))
+
+    return replace(fragment, arrived=tuple(map(named, fragment.arrived)) if keeps else ())
 
 
 def _parked(fragment: FragmentState) -> FragmentState:

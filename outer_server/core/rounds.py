@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from fragments.records import Ask, Phase, Published, Version
+from fragments.runspec import LARGEST_BUDGET
 from outer_server.core import close, receive
 from outer_server.core.events import (
     Discard,
@@ -208,7 +209,7 @@ def merged(state: RunState, event: Merged) -> tuple[RunState, list[Effect]]:
     return replace(
         state,
         rounds_merged=state.rounds_merged + 1,
-        tokens_merged=min(receive.LARGEST_SUM, state.tokens_merged + tokens),
+        tokens_merged=min(LARGEST_BUDGET, state.tokens_merged + tokens),
     ), effects
 
 

@@ -54,7 +54,7 @@ class Outcome:
 def handle(state: RunState, event: Event, now_s: float, layout_digest: str) -> Outcome:
     """Apply one event at `now_s` (seconds, monotonic) and every rule that it sets off."""
     if isinstance(event, Started):
-        state = resume(state, event.generation, event.epoch, event.digests)
+        state = resume(state, event.generation, event.epoch, event.digests, keeps=event.keeps)
         return Outcome(state, (), None, now_s)
     state, reply, effects = _record(state, event, now_s, layout_digest)
     state, more, wake_at_s = settle(state, now_s)

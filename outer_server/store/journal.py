@@ -114,25 +114,32 @@ class DurableJournal:
     def records(self, after: int) -> Iterator[tuple[Record, Payload | None]]:
         """The events after number `after` with the payloads that they brought.
 
-        Raises DamagedTapeError at the first that is not what was written.
+        Raises DamagedTapeError at the first that is not what was written, and OSError where a
+        payload cannot be read for the moment.
         """
         if after > self._tape.last:
             raise DamagedTapeError(after, f"it ends at event {self._tape.last}")
         for record in self._tape.records(after):
             yield record, None if record.stored is None else self._payload(record, record.stored)
 
-    def cut_after(self, number: int) -> int:
-        """Remove all events after `number`, durably; how many there were."""
-        return self._tape.cut_after(number)
+    def cut_after(self, number: int) -> tuple[dict[str, int], str]:
+        """Remove all events after `number`, durably: how many of each kind there were, and where a
+        copy of the tape as it was is, for people; "" where none could be made.
+        """
+        copy = self._directory / f"{TAPE}.before-cut"
+        kept = str(copy) if self._tape.copy_to(copy) else ""
+        return self._tape.cut_after(number), kept
 
     def clear(self) -> None:
         """Remove all events, durably; the next has the number that it would have had."""
         self._tape.clear()
 
     def _payload(self, record: Record, stored: Stored) -> Payload:
+        # Anything else that keeps it from being read (rights, a disk that fails) may be over soon,
+        # and is no reason to do without what it holds.
         try:
             data = self._files.read(stored.place)
-        except OSError as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise DamagedTapeError(record.number - 1, f"a payload is missing: {error}") from error
         payload = Payload(stored.codec, stored.raw_size, stored.crc32c, data)
         if len(data) != stored.place.num_bytes or not payload.is_whole:

@@ -125,7 +125,7 @@ def save(
     except OSError as error:
         disk.remove(draft)
         raise RunDirectoryError(
-            f"no snapshot can be written to {directory}: {error}; make room on the disk"
+            f"no snapshot can be written to {directory}: {error}; see to its disk (room, rights)"
         ) from error
     except ValueError as error:
         disk.remove(draft)

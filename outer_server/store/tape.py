@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -171,13 +171,26 @@ class Tape:
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
             raise DamagedTapeError(expected - 1, f"event {expected}: {error}") from error
 
-    def cut_after(self, number: int) -> int:
-        """Remove, durably, all events after `number`; how many there were."""
+    def cut_after(self, number: int) -> dict[str, int]:
+        """Remove, durably, all events after `number`; how many of each kind there were."""
+        query = "SELECT kind, count(*) FROM event WHERE number > ? GROUP BY kind"
+        kinds: dict[str, int] = {}
+        with suppress(sqlite3.DatabaseError):  # where they cannot be counted they go all the same
+            kinds = dict(self._database.execute(query, (number,)).fetchall())
         with self._transaction(durable=True):
             self._database.execute("DELETE FROM payload WHERE number > ?", (number,))
-            rows = self._database.execute("DELETE FROM event WHERE number > ?", (number,)).rowcount
+            self._database.execute("DELETE FROM event WHERE number > ?", (number,))
         self._last = number
-        return rows
+        return kinds
+
+    def copy_to(self, path: Path) -> bool:
+        """Whether a copy could be made, which nothing relies on."""
+        try:
+            with closing(sqlite3.connect(path)) as copy:
+                self._database.backup(copy)
+        except (sqlite3.Error, OSError):
+            return False
+        return True
 
     def clear(self) -> None:
         """Remove all events, durably; the next has the number that it would have had."""

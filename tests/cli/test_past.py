@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,8 @@ def test_events_are_sentences_or_json(run: Path, capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     assert "merged from" in text
     assert "sends fragment" in text
+    assert "a round on fragment 1 at version" in text
+    assert "=" not in text, "words, not a log"
     assert main(["events", str(run), "--json", "--every"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     numbers = [line["number"] for line in lines]
@@ -65,6 +69,25 @@ def test_the_newest_weights_are_exported_once(
     }
     assert main(["export", str(run), str(out)]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+def test_a_damaged_journal_is_exported_only_when_asked(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = Path(shutil.copytree(run, tmp_path / "run"))
+    for snapshot in sorted((damaged / "snapshots").iterdir())[1:]:
+        shutil.rmtree(snapshot)
+    with sqlite3.connect(damaged / "journal" / "tape.sqlite") as tape:
+        (last,) = tape.execute("SELECT max(number) FROM event").fetchone()
+        tape.execute("UPDATE event SET at_s = at_s + 1 WHERE number = ?", (last,))
+    out = tmp_path / "weights.safetensors"
+    argv = [sys.executable, "-P", "-m", "cli", "export", str(damaged), str(out)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "--despite-damage" in done.stderr) == (5, True)
+    assert not out.exists()
+    assert "9 parameters" in _command("export", str(damaged), str(out), "--despite-damage")
+    assert main(["export", str(damaged), str(tmp_path)]) == 2
+    assert "is a directory" in capsys.readouterr().err
 
 
 def test_what_was_never_served_has_no_past(

@@ -175,6 +175,16 @@ def test_views_tell_the_state_of_a_run() -> None:
     assert "us-east lost 60" in line
 
 
+def test_views_tell_that_the_server_stands_still() -> None:
+    seen = replace(status(64), stalled="the server cannot write its journal (disk full)")
+    console = Console(width=110)
+    with console.capture() as capture:
+        console.print(status_view(seen))
+    assert "stands still: the server cannot write its journal (disk full)" in capture.get()
+    assert "stalled: step 64" in status_line(seen)
+    assert json.loads(status_json(seen))["stalled"] == seen.stalled
+
+
 def test_views_tell_caps_use_and_whose_link_is_outrun() -> None:
     full = learner("eu-west", 64, cap_up_mbit=10.0, use_up_mbit=9.83, use_down_mbit=4.21)
     full = replace(full, outruns=True)

@@ -31,11 +31,12 @@ from fragments.records import (
     Version,
 )
 from outer_server import history, parameters
-from outer_server.core.events import Attached
+from outer_server.core.events import Attached, Started
 from outer_server.core.merge import merge as merged
 from outer_server.recovery import recover
 from outer_server.saver import SnapshotRule
 from outer_server.server import OuterServer
+from outer_server.store.payloads import PayloadFiles, Place
 from outer_server.store.rundir import RunDirectory, create_run
 from outer_server.store.tape import FORMAT
 from tests.support.crash import SamePlace, crashed
@@ -121,6 +122,62 @@ def test_what_was_acknowledged_and_not_merged_waits_after_a_crash(tmp_path: Path
         assert (server.status().epoch, server.status().generation) == (1, 2)
 
 
+def test_a_copy_keeps_what_waits_and_counts_it_once(tmp_path: Path) -> None:
+    """A new epoch, since the original may have gone on, and nothing acknowledged is lost by it."""
+    spec = tiny_spec(min_learners=2)
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    create_run(run, spec, *tiny_birth(spec))
+    with OuterServer(run, disk=SamePlace()) as server:
+        Learner(server, "a").push(fragment=1)
+        crashed(run, copy)
+    with OuterServer(copy, take_over=True, disk=SamePlace()) as server:
+        (waiting,) = server.state.fragments[1].arrived
+        assert waiting.key == ContributionKey("a", 1, Version(2, 0))
+        again, other = Learner(server, "a"), Learner(server, "b")
+        with pytest.raises(RefusedError, match="consumed already"):
+            again.push(fragment=1, seed=5)
+        step = 1
+        while server.state.fragments[1].version == 0:
+            step += 1
+            for each in (again, other):
+                server.report(each.lease, Report(step, 16 * step, step))
+            if server.state.fragments[1].round is not None:
+                with suppress(RefusedError):
+                    other.push(fragment=1)
+        assert other.published.acquire(timeout=WAIT_S)
+    found = history.replay(copy)
+    assert (found.differences, found.damage) == ((), "")
+    account = history.data_account(copy)
+    learners = [each.learner for each in account.merged if each.fragment == 1]
+    assert sorted(learners) == ["a", "b"]
+    assert (account.overlaps, account.miscounts) == ((), ())
+    reasons = [event.reason for each in history.events(copy)
+               if isinstance(event := each.record.event, Started)]  # fmt: skip
+    assert reasons[-1] == "it goes on from a copy; contributions that waited: 1, kept"
+
+
+def test_what_cannot_be_read_for_the_moment_is_not_given_up(
+    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(served, run)
+    for name in sorted(path.name for path in (run / "snapshots").iterdir())[1:]:
+        shutil.rmtree(run / "snapshots" / name)
+
+    def forbidden(_self: PayloadFiles, _place: Place) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PayloadFiles, "read", forbidden)
+        with (
+            pytest.raises(RunDirectoryError, match=r"Permission denied.*nothing is lost"),
+            RunDirectory(run, SamePlace()) as directory,
+        ):
+            recover(directory, keep_journal=True, take_over=False)
+    with OuterServer(run, disk=SamePlace()) as server:
+        assert server.status().epoch == 1
+
+
 def test_a_replay_computes_every_digest_again(served: Path) -> None:
     told: list[tuple[int, int]] = []
     found = history.replay(served, lambda done, among: told.append((done, among)))
@@ -174,9 +231,13 @@ def test_a_damaged_tail_is_cut_at_the_last_whole_record_in_a_new_epoch(
     with RunDirectory(run, SamePlace()) as directory:
         found = recover(directory, keep_journal=True, take_over=False)
         found.journal.close()
-    assert "the journal is damaged" in found.lost
+    assert "the journal is damaged" in found.reason
     assert found.state.epoch == 2
     assert found.state.rounds_merged <= before[-1].state.rounds_merged
+    assert "removed from the journal: " in found.reason
+    with sqlite3.connect(run / "journal" / "tape.sqlite.before-cut") as tape:
+        (last,) = tape.execute("SELECT max(number) FROM event").fetchone()
+    assert last > (found.journal.position or 0) - 1, "a copy of it is kept for people"
     # What is left is whole, and goes on.
     with OuterServer(run, disk=SamePlace()) as server:
         assert server.status().epoch == 2
@@ -194,7 +255,7 @@ def test_a_cut_that_was_not_survived_is_no_excuse(served: Path, tmp_path: Path) 
         tape.execute("UPDATE event SET at_s = at_s + 1 WHERE number = ?", (last - 3,))
     disk = FullDisk()
     disk.commits_left = 1  # The cut.
-    with pytest.raises(StorageError), RunDirectory(run, disk) as directory:
+    with pytest.raises(RunDirectoryError), RunDirectory(run, disk) as directory:
         recover(directory, keep_journal=True, take_over=False)
     with sqlite3.connect(run / "journal" / "tape.sqlite") as tape:
         assert tape.execute("SELECT max(number) FROM event").fetchone() == (last - 4,)
@@ -223,7 +284,7 @@ def test_a_log_with_a_hole_begins_a_new_epoch(served: Path, tmp_path: Path, plac
         with RunDirectory(run, SamePlace()) as directory:
             found = recover(directory, keep_journal=True, take_over=False)
             found.journal.close()
-        assert (found.state.epoch, bool(found.lost)) == (epoch, epoch == 2)
+        assert (found.state.epoch, bool(found.reason)) == (epoch, epoch == 2)
         assert found.state.generation > generation
 
 
@@ -358,7 +419,7 @@ def test_a_full_disk_refuses_pushes_serves_the_rest_and_recovers(run: Path) -> N
         with pytest.raises(StorageError, match="room"):
             Learner(server, "c")
         assert server.updates(a.lease, 0, None)[0].version == Version(1, 0)
-        assert "journal" in server.status().phase_reason
+        assert "journal" in server.status().stalled
         server.report(a.lease, Report(2, 32, 2))
         disk.is_full = False
         b.push(fragment=0)
@@ -369,7 +430,7 @@ def test_a_full_disk_refuses_pushes_serves_the_rest_and_recovers(run: Path) -> N
                 break
         status = server.status()
         assert status.rounds_merged >= 1
-        assert "journal" not in status.phase_reason
+        assert status.stalled == ""
         assert [learner.contributions_merged for learner in status.learners] == [1, 1]
     assert history.replay(run).differences == ()
 

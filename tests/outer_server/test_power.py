@@ -141,7 +141,7 @@ def _recovered(story: Story, image: dict[str, bytes | None], place: Path) -> Fou
         return str(error)
     finally:
         shutil.rmtree(place)
-    return Found(found.state, frozenset(found.holdings.payloads), found.lost)
+    return Found(found.state, frozenset(found.holdings.payloads), found.reason)
 
 
 def _wrong_state(story: Story, heard: Heard, found: Found) -> str:

@@ -155,6 +155,7 @@ class RunStatus(_message.Message):
     CAP_SEND_MBIT_FIELD_NUMBER: _builtins.int
     USE_RECEIVE_MBIT_FIELD_NUMBER: _builtins.int
     USE_SEND_MBIT_FIELD_NUMBER: _builtins.int
+    STALLED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     phase: _common_pb2.Phase.ValueType
     phase_reason: _builtins.str
@@ -188,6 +189,10 @@ class RunStatus(_message.Message):
     cap_send_mbit: _builtins.float
     use_receive_mbit: _builtins.float
     use_send_mbit: _builtins.float
+    stalled: _builtins.str
+    """Why the server can take nothing at the moment (its disk), one sentence; empty
+    where it can.
+    """
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentStatus]: ...
     @_builtins.property
@@ -224,10 +229,11 @@ class RunStatus(_message.Message):
         cap_send_mbit: _builtins.float = ...,
         use_receive_mbit: _builtins.float = ...,
         use_send_mbit: _builtins.float = ...,
+        stalled: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "cap_receive_mbit", b"cap_receive_mbit", "cap_send_mbit", b"cap_send_mbit", "epoch", b"epoch", "evaluations", b"evaluations", "fragments", b"fragments", "generation", b"generation", "global_step", b"global_step", "learners", b"learners", "phase", b"phase", "phase_reason", b"phase_reason", "rounds_abandoned", b"rounds_abandoned", "rounds_merged", b"rounds_merged", "run_id", b"run_id", "sync_interval_steps", b"sync_interval_steps", "tokens_budget", b"tokens_budget", "tokens_merged", b"tokens_merged", "tokens_per_s", b"tokens_per_s", "tokens_pushed", b"tokens_pushed", "tokens_trained", b"tokens_trained", "uptime_s", b"uptime_s", "use_receive_mbit", b"use_receive_mbit", "use_send_mbit", b"use_send_mbit", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "cap_receive_mbit", b"cap_receive_mbit", "cap_send_mbit", b"cap_send_mbit", "epoch", b"epoch", "evaluations", b"evaluations", "fragments", b"fragments", "generation", b"generation", "global_step", b"global_step", "learners", b"learners", "phase", b"phase", "phase_reason", b"phase_reason", "rounds_abandoned", b"rounds_abandoned", "rounds_merged", b"rounds_merged", "run_id", b"run_id", "stalled", b"stalled", "sync_interval_steps", b"sync_interval_steps", "tokens_budget", b"tokens_budget", "tokens_merged", b"tokens_merged", "tokens_per_s", b"tokens_per_s", "tokens_pushed", b"tokens_pushed", "tokens_trained", b"tokens_trained", "uptime_s", b"uptime_s", "use_receive_mbit", b"use_receive_mbit", "use_send_mbit", b"use_send_mbit", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
