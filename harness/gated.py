@@ -30,11 +30,14 @@ class Gate:
 
     def __init__(self, directory: Path, pid: int) -> None:
         self._shut = directory / f"{pid}.shut"
+        self._ready = directory / f"{pid}.ready"
         self._stamps = directory / f"{pid}.stamps"
 
-    def shut(self) -> None:
-        """The step that is being dispatched is the last one."""
-        self._shut.touch()
+    def shut(self, after: int = 0) -> None:
+        """The step that is being dispatched is the last one, once the process has made `after`."""
+        part = self._shut.with_suffix(".part")
+        part.write_text(str(after), encoding="ascii")
+        part.replace(self._shut)
 
     def open(self) -> None:
         """Step on."""
@@ -43,8 +46,17 @@ class Gate:
     def wait(self) -> None:
         """Returns once it is open, or whoever shut it is gone."""
         parent = os.getppid()
-        while self._shut.exists() and os.getppid() == parent:
+        while self._is_shut() and os.getppid() == parent:
             time.sleep(_POLL_S)
+
+    def arrive(self) -> None:
+        """All that precedes the first step is done."""
+        self._ready.touch()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the process said so."""
+        return self._ready.exists()
 
     def stamp(self) -> None:
         """A step was dispatched, now."""
@@ -59,6 +71,13 @@ class Gate:
         """When steps were dispatched, on the machine's monotonic clock."""
         whole = self._stamps.read_bytes() if self._stamps.exists() else b""
         return [at_s for (at_s,) in _STAMP.iter_unpack(whole[: len(whole) // 8 * 8])]
+
+    def _is_shut(self) -> bool:
+        try:
+            after = int(self._shut.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return False
+        return self.count() >= after
 
 
 def build(settings: dict[str, Any], data: str | None, seed: int) -> Any:

@@ -51,7 +51,7 @@ class ChaosPlan:
     `tokens_per_fault`: trained tokens of all learners in a stretch of the schedule; the budget of
     `spec` is set from it, unless `tokens` is given. `compare`: the same run is done first with no
     faults, at the same budget. `is_calm`: nothing of all that happens. `mtbf_s`, `repair_s`: what
-    the outages were drawn with, where they were.
+    the outages were drawn with, where they were. `restart_s`: see `LocalSite`.
     """
 
     out: Path
@@ -71,6 +71,7 @@ class ChaosPlan:
     checkpoint_every_s: float | None = None
     mtbf_s: float | None = None
     repair_s: float | None = None
+    restart_s: float | None = None
 
     @property
     def storms(self) -> tuple[Outage, ...]:

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.chaos.result import ChaosResult, KindFigures, Models, Spent, Spread
 
+MERGED = "steps that came into the weights (goodput)"
+DOWN = "killed or stopped, until the repair"
+RETURNING = "from the repair to the next step"
+SLOWER = "steps slower than their pace"
+
 
 def report(result: ChaosResult) -> str:
     """What was done, what was found, and the figures."""
@@ -22,7 +27,7 @@ def report(result: ChaosResult) -> str:
     if result.models is not None:
         parts.append(_kept(result, result.models))
     if result.spent is not None:
-        parts.append(_table("where the learners' time went", spent_shares(result.spent)))
+        parts.append(_table("where the learners' time went", percent(spent_shares(result.spent))))
     parts.append(_table("what became of the contributions on the tape", result.fates))
     parts.append(_table("what became of the training data, batches times fragments", _data(result)))
     if result.kills_by_point:
@@ -34,17 +39,21 @@ def report(result: ChaosResult) -> str:
     return "\n\n".join(parts)
 
 
-def spent_shares(spent: Spent) -> dict[str, str]:
-    """Shares in words, those that are nothing left out."""
-    named = {
-        "steps that came into the weights (goodput)": spent.merged,
-        "killed or stopped, until the repair": spent.down,
-        "from the repair to the next step": spent.returning,
+def spent_shares(spent: Spent) -> dict[str, float]:
+    """Where the learners' time went, in words."""
+    return {
+        MERGED: spent.merged,
+        DOWN: spent.down,
+        RETURNING: spent.returning,
         "slowed by a fault": spent.slowed,
         **{f"steps not merged: {reason}": share for reason, share in spent.unmerged.items()},
-        "steps slower than their pace": spent.slower,
+        SLOWER: spent.slower,
     }
-    return {name: f"{share:.1%}" for name, share in named.items() if abs(share) >= 0.0005}
+
+
+def percent(shares: Mapping[str, float]) -> dict[str, str]:
+    """Of all that are not nothing."""
+    return {name: f"{share:.1%}" for name, share in shares.items() if abs(share) >= 0.0005}
 
 
 def _in_short(result: ChaosResult) -> str:
@@ -134,10 +143,10 @@ def _kept(result: ChaosResult, models: Models) -> str:
         "one data-parallel job, modelled": f"{models.data_parallel:.1%}",
     }
     told = (
-        f"The models suffer the same faults, and restart in {models.restart_s:g} s, the learners'"
-        f" median here, from a checkpoint that is written every {models.checkpoint_s:g} s at no"
-        " cost. In a data-parallel job whatever stops, cuts off or slows one does it to all; its"
-        " links cost nothing."
+        f"The models suffer the same faults, and restart in {models.restart_s:g} s, as the"
+        " learners do here, from a checkpoint that is written every"
+        f" {models.checkpoint_s:g} s at no cost. In a data-parallel job whatever stops, cuts off or"
+        " slows one does it to all; its links cost nothing."
     )
     return _table("goodput under these faults", rows) + "\n\n" + told
 

@@ -84,7 +84,9 @@ class Spent(_Record):
 class Models(_Record):
     """What others would keep under these outages: modelled, not measured."""
 
-    restart_s: float = Field(description="from a repair to the next step: the learners' median")
+    restart_s: float = Field(
+        description="from a repair to the next step: as it was set, or the learners' median"
+    )
     checkpoint_s: float
     data_parallel: float = Field(description="goodput of one data-parallel job on all learners")
     papers_rule: float = Field(description="goodput if each learner lost its own time alone")
@@ -118,6 +120,10 @@ class ChaosResult(_Record):
     by_kind: dict[str, KindFigures]
     spent: Spent | None = Field(description="null with faults by count, for which training is held")
     models: Models | None = Field(description="null without outages by the clock")
+    late_s: Spread = Field(
+        default=Spread(median=None, max=None, count=0),
+        description="restarts that took longer than they were to take: by how much",
+    )
     leases_lapsed: int
     recovery_s: Spread = Field(description="from a kill of the server until it serves again")
     learner_recovery_s: Spread = Field(description="from a kill of a learner until it steps again")

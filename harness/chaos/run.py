@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,6 +20,7 @@ from harness.chaos.summing import Course, course_of, summed_up
 from harness.cluster import Cluster
 from harness.environment import child_environment, command, module
 from harness.plan import SERVER, names_of
+from harness.ports import free_ports
 from harness.processes import Command, Supervisor
 from harness.relays import Relays
 from harness.watcher import StatusWatcher
@@ -37,11 +36,6 @@ _SETTLE_LIMIT_S = 120.0
 _REFEREE_LIMIT_S = 1800.0
 _STOP_S = 60.0
 """A server that is told to stop writes a last snapshot."""
-
-_PORTS = (20_000, 32_000)
-"""Below those that Linux gives to outgoing connections: one of these may not be found taken by a
-learner that tries to reach the server which is to come back on it.
-"""
 
 
 @dataclass(slots=True)
@@ -81,9 +75,10 @@ class Chaos:
         places = Places(plan.out)
         places.stamps.mkdir(exist_ok=True)
         self._told_s = 0.0
-        names, ports = names_of(plan.islands), _free_ports()
+        names = names_of(plan.islands)
+        control, bulk = free_ports(2)
         with Relays(dict.fromkeys(names, CLEAR)) as relays, Supervisor() as processes:
-            cluster = self._cluster(plan, places, processes, relays, ports)
+            cluster = self._cluster(plan, places, processes, relays, (control, bulk))
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
@@ -93,7 +88,9 @@ class Chaos:
             with StatusWatcher(address, _LOOK_S) as watcher:
                 steps, trap = Steps(places.stamps), Trap(places.trap)
                 paces_s = {island.name: island.pace_s for island in plan.islands}
-                site = LocalSite(processes, relays.links, steps, paces_s, places.full)
+                site = LocalSite(
+                    processes, relays.links, steps, paces_s, places.full, plan.restart_s
+                )
                 breaker = Breaker(plan.storms, site, self.tell)
                 storm = Storm(plan, cluster, watcher, steps, trap, breaker, self.tell)
                 cluster.until(lambda: self._is_over(storm), plan.wall_limit_s, "the run")
@@ -176,18 +173,3 @@ class Chaos:
         if cluster.processes.exit_code(REFEREE) != 0:
             cluster.processes.require_alive(REFEREE)
         return Judgement.model_validate_json(places.judgement.read_text(encoding="utf-8"))
-
-
-def _free_ports() -> tuple[int, int]:
-    found: list[int] = []
-    while len(found) < 2:
-        port = random.randrange(*_PORTS)
-        with socket.socket() as probe:
-            try:
-                # On every address: the relays have them too.
-                probe.bind(("", port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found[0], found[1]

@@ -12,6 +12,11 @@ from harness.link import Link, LinkShape
 from harness.plan import SERVER
 from harness.processes import Supervisor
 
+JOIN_S = 4.0
+"""So long before its next step a learner that returns sets about joining: compiled programs are
+read, the newest weights fetched. Before that it is not seen, and nobody waits for it.
+"""
+
 CLEAR = LinkShape()
 """A link that does nothing to what it carries."""
 
@@ -20,6 +25,10 @@ CLEAR = LinkShape()
 class LocalSite:
     """A `harness.chaos.breaker.Site`. `paces_s`: least seconds of a learner's step when nothing is
     wrong. `full`: the file whose presence fills the server's disk.
+
+    `restart_s`: from the repair of a learner that was killed to its next step, however fast
+    processes start here: its process is started at the kill, and held. None: for as long as it
+    takes, from the repair on.
     """
 
     processes: Supervisor
@@ -27,7 +36,9 @@ class LocalSite:
     steps: Steps
     paces_s: Mapping[str, float]
     full: Path
+    restart_s: float | None = None
     _slowed: dict[str, float] = field(default_factory=dict)
+    _back_at_s: dict[str, float] = field(default_factory=dict)
 
     def begin(self, outage: Outage) -> bool:
         """See `Site`."""
@@ -35,6 +46,12 @@ class LocalSite:
         if not self.processes.running(whom):
             return False
         match outage.what:
+            case OutageKind.KILL if self.restart_s is not None:
+                # What was held is not paced, so the next step follows at once: one pace later both
+                # are made when two would have been.
+                least_s = outage.for_s + self.restart_s + self.paces_s[whom]
+                self._back_at_s[whom] = self.processes.now_s + least_s
+                self.processes.kill(whom, str(outage.what))
             case OutageKind.KILL | OutageKind.SERVER_KILL:
                 self.processes.kill(whom, str(outage.what), outage.for_s)
             case OutageKind.STOP:
@@ -69,5 +86,9 @@ class LocalSite:
 
     def tick(self) -> None:
         """See `Site`."""
-        pids = self.processes.pids()
+        pids, now_s = self.processes.pids(), self.processes.now_s
+        self._back_at_s = {name: at_s for name, at_s in self._back_at_s.items() if now_s < at_s}
+        to_come = {pids[n]: at_s - now_s for n, at_s in self._back_at_s.items() if n in pids}
+        outside = {pid for pid, left_s in to_come.items() if left_s > JOIN_S}
+        self.steps.hold_back(outside, set(to_come))
         self.steps.slow({pids[n]: s for n, s in self._slowed.items() if n in pids and n != SERVER})

@@ -2,8 +2,9 @@
 after it.
 
 The stamps of all its processes, those that were killed too, tell who made a step when; the gates
-hold training where faults take longer than their stretch of the budget; the brakes make hardware
-slower than it is.
+hold training where faults take longer than their stretch of the budget, and learners that are back
+before their time; the brakes make hardware slower than it is. A door, before the program is
+handed out and so before its learner joins, keeps away whoever is not to be seen yet.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from learner.program import Program
 
 FACTORY = "harness.chaos.steps:build"
 
+_DOORS = "doors"
+_WARM_UP = 1
+"""Calls of `step` before the first step: a learner's warm-up, whose result it throws away."""
+
 
 def stamped(program: ProgramSettings, directory: Path) -> ProgramSettings:
     """The settings of the same program, which stamps its steps in `directory`."""
@@ -32,7 +37,7 @@ def stamped(program: ProgramSettings, directory: Path) -> ProgramSettings:
 
 
 def build(settings: dict[str, Any], data: str | None, seed: int) -> Program:
-    """The program within, gated and stamped.
+    """The program within, gated and stamped, once its door is open.
 
     Raises:
         SettingsError, DataError: as `load_program` does.
@@ -42,6 +47,7 @@ def build(settings: dict[str, Any], data: str | None, seed: int) -> Program:
     directory, pid = Path(settings["directory"]), os.getpid()
     _brake_steps(program, _Brake(directory, pid))
     gate_steps(program, Gate(directory, pid))
+    Gate(directory / _DOORS, pid).wait()
     return program
 
 
@@ -85,28 +91,50 @@ class Steps:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._shut: set[int] = set()
+        self._held: set[int] = set()
+        self._returning: set[int] = set()
+        self._shut: dict[int, int] = {}
+        self._outside: set[int] = set()
         self._slowed: dict[int, float] = {}
 
     def count(self, pid: int) -> int:
-        """Steps that a process has made."""
+        """Calls of `step` that a process has made, its warm-up included."""
         return self._gate(pid).count()
 
     def total(self) -> int:
-        """Steps that all processes have made."""
+        """The same, of all processes."""
         return sum(path.stat().st_size for path in self._directory.glob("*.stamps")) // 8
 
     def times(self, pid: int) -> list[float]:
         """When a process made its steps, on the machine's monotonic clock."""
-        return self._gate(pid).stamps()
+        return self._gate(pid).stamps()[_WARM_UP:]
 
     def hold(self, pids: set[int]) -> None:
-        """These make no further step for now, all others do."""
-        for pid in pids - self._shut:
-            self._gate(pid).shut()
-        for pid in self._shut - pids:
+        """These make no further step for now, all others do but those that return."""
+        self._held = set(pids)
+        self._shut_gates()
+
+    def hold_back(self, outside: set[int], returning: set[int]) -> None:
+        """Those outside do not join yet, and those that return warm up and make no step yet; none
+        but these is held back any more.
+        """
+        doors = self._directory / _DOORS
+        for pid in outside - self._outside:
+            doors.mkdir(exist_ok=True)
+            Gate(doors, pid).shut()
+        for pid in self._outside - outside:
+            Gate(doors, pid).open()
+        self._outside, self._returning = set(outside), set(returning)
+        self._shut_gates()
+
+    def _shut_gates(self) -> None:
+        shut = dict.fromkeys(self._returning, _WARM_UP) | dict.fromkeys(self._held, 0)
+        for pid, after in shut.items():
+            if self._shut.get(pid) != after:
+                self._gate(pid).shut(after)
+        for pid in self._shut.keys() - shut.keys():
             self._gate(pid).open()
-        self._shut = set(pids)
+        self._shut = shut
 
     def slow(self, least_s: Mapping[int, float]) -> None:
         """These take so long from one step to the next at least, all others as long as they do."""

@@ -122,6 +122,8 @@ class Storm:
     def _end(self) -> None:
         if self.began_s is not None:
             self.breaker.finish(self._now_s - self.began_s)
+        # Who returns now finds a finished run.
+        self.steps.hold_back(set(), set())
         if self._lanes:
             left = f"{len(self._lanes)} lanes of faults were not done when the budget was trained"
             self.undone.append(left)

@@ -42,6 +42,10 @@ MODELLED_CHECKPOINT_S = 10.0
 """Where learners write none, the jobs of the models write one so often."""
 
 
+LATE_S = 0.5
+"""Who makes its next step no later than that is not late."""
+
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """How a run went. Times are on the machine's monotonic clock."""
@@ -158,6 +162,7 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
         by_kind=by_kind(befell, works, _acknowledged(course)),
         spent=_spent(course, goodput) if plan.faults == Faults() else None,
         models=_models(plan, course) if befell else None,
+        late_s=Spread.of(_late(plan, course)),
         goodput=goodput,
         uptime=round(uptime(_counted(course), course.span, course.held), 4),
         tokens_trained=judged.tokens_trained,
@@ -206,11 +211,21 @@ def _spent(course: Course, goodput: float) -> Spent:
     return spent(course.befell, course.steps, course.span, paces_s, goodput, gaps)
 
 
+def _late(plan: ChaosPlan, course: Course) -> list[float]:
+    """By how much restarts took longer than they were to take, where that can be seen."""
+    if plan.restart_s is None:
+        return []
+    due_s = plan.restart_s + plan.pace_s
+    late = (taken_s - due_s for taken_s in restarts(course.befell, course.steps))
+    return [by_s for by_s in late if by_s > LATE_S]
+
+
 def _models(plan: ChaosPlan, course: Course) -> Models:
-    """Under the outages of this run, with what a restart took in it."""
+    """Under the outages of this run, with what a restart took in it, or was to take."""
     befell, span_s = course.storm.breaker.befell, length([course.span])
     taken = restarts(course.befell, course.steps)
     restart_s = statistics.median(taken) if taken else 0.0
+    restart_s = restart_s if plan.restart_s is None else plan.restart_s
     checkpoint_s = plan.checkpoint_every_s or MODELLED_CHECKPOINT_S
     names = list(course.processes)
     rule = by_papers_rule(befell, names, span_s, restart_s, checkpoint_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
@@ -21,10 +20,27 @@ _NUMBER = "number"
 
 def save(path: Path, number: int, state: Any) -> None:
     """The state after `number` steps, in place of the one before; whole or not at all."""
+    import jax
+
     leaves = {str(index): np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(state))}
     path.parent.mkdir(parents=True, exist_ok=True)
     content = safetensors.numpy.save(leaves, metadata={_NUMBER: str(number)})
     write_atomically(REAL_DISK, path, content)
+
+
+def saved_number(path: Path) -> int:
+    """The number of steps of the checkpoint; 0 where there is none.
+
+    Raises:
+        CheckpointError: for one that cannot be read.
+    """
+    if not path.exists():
+        return 0
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            return int(stored.metadata()[_NUMBER])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is no checkpoint of this job: {error}") from error
 
 
 def load(path: Path, like: Any) -> tuple[int, Any]:
@@ -35,6 +51,8 @@ def load(path: Path, like: Any) -> tuple[int, Any]:
     """
     if not path.exists():
         return 0, like
+    import jax
+
     leaves, tree = jax.tree.flatten(like)
     try:
         with safe_open(path, framework="numpy") as stored:

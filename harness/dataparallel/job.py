@@ -5,17 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from fragments.runspec import RunSpec
-from harness.dataparallel.worker import WorkerReport, WorkerRequest
+from harness.dataparallel.checkpoint import saved_number
+from harness.dataparallel.worker import CHECKPOINT, WorkerReport, WorkerRequest
 from harness.environment import child_environment, module
 from harness.gated import Gate
 from harness.processes import Command, Supervisor
-from harness.sites import Sites
 from harness.warm import use_cache
 
 _PORT = 7788
 """Of the rendezvous, in a network that has nobody else in it."""
+
+
+class Places(Protocol):
+    """Where a job's processes run: `harness.sites.Sites`, or `Here`."""
+
+    def address(self, name: str) -> str:
+        """At which the process there is found by the others."""
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """What goes before the words of a command so that it runs there."""
+
+
+class Here:
+    """All of them on this machine, as they are."""
+
+    def address(self, name: str) -> str:
+        """See `Places`."""
+        del name
+        return "127.0.0.1"
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """See `Places`."""
+        del name
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +70,25 @@ class DataParallelJob:
         """Where stamps and reports are."""
         return (self.out / "workers").absolute()
 
-    def start(self, processes: Supervisor, sites: Sites) -> None:
-        """Starts one process at each site; the supervisor's owner stops them."""
+    @property
+    def saved_number(self) -> int:
+        """Steps of the checkpoint that the job goes on from when it is started; 0 without one.
+
+        Raises:
+            CheckpointError: for one that cannot be read.
+        """
+        return saved_number(self.directory / CHECKPOINT)
+
+    def start(self, processes: Supervisor, sites: Places, port: int = _PORT) -> None:
+        """Starts one process at each site; the supervisor's owner stops them. They meet at `port`
+        of the first.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         environ = child_environment()
         # The job's collectives are those of processors, whatever else a machine has.
         environ["JAX_PLATFORMS"] = "cpu"
         use_cache(environ, self.out / "cache")
-        rendezvous = f"{sites.address(self.sites[0])}:{_PORT}"
+        rendezvous = f"{sites.address(self.sites[0])}:{port}"
         for index, (name, site) in enumerate(zip(self.names, self.sites, strict=True)):
             request = WorkerRequest(
                 spec=self.spec,

@@ -25,6 +25,8 @@ from harness.gated import Gate
 from harness.programs import load_program
 from learner.program import Batch, Inner, Params, Program, Shard
 
+CHECKPOINT = "checkpoint.safetensors"
+
 
 class WorkerRequest(BaseModel):
     """What a process of the job is told.
@@ -47,7 +49,7 @@ class WorkerRequest(BaseModel):
     @property
     def checkpoint(self) -> Path:
         """Where all processes go on from, if it is there."""
-        return self.directory / "checkpoint.safetensors"
+        return self.directory / CHECKPOINT
 
 
 class WorkerReport(BaseModel):
@@ -94,6 +96,8 @@ def train(request: WorkerRequest) -> None:
     job = Job(request, program)
     gate = Gate(request.directory, os.getpid())
     losses: list[float] = []
+    job.warm_up()
+    gate.arrive()
     while not request.steps or job.number < request.steps:
         gate.wait()
         loss = job.step()
@@ -137,6 +141,17 @@ class Job:
 
         self._gradient, self._updated = jax.jit(gradient), jax.jit(updated)
         self._exchange = make_exchange(num_values, processes)
+
+    def warm_up(self) -> None:
+        """Compile what a step runs, and meet the others in an exchange; nothing of it is kept."""
+        import jax
+        import jax.numpy as jnp
+
+        shard = Shard(self._request.index, self._request.processes)
+        _, part = self._gradient(self._params, self._program.batch(shard, self.number))
+        mean = self._exchange(part)
+        for leaf in jax.tree.leaves(self._updated(self._params, self._inner, mean, jnp.float32(0))):
+            leaf.block_until_ready()
 
     def step(self) -> float:
         """One step, at the end of which all processes have its mean gradient; this one's loss."""

@@ -8,14 +8,12 @@ import errno
 import sqlite3
 import threading
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from cli.verbs.bench_faults import BenchFaultsSettings
-from cli.verbs.bench_faults import plan_of as bench_plan_of
 from cli.verbs.chaos import ChaosSettings, plan_of
 from fragments.disk import write_atomically
 from fragments.errors import SettingsError
@@ -35,12 +33,8 @@ from harness.chaos.outages import (
 from harness.chaos.plan import ChaosPlan, Places
 from harness.chaos.recovery import by_kind, delays, restarts, spent
 from harness.chaos.report import report
-from harness.chaos.result import ChaosResult
 from harness.chaos.run import Chaos
 from harness.chaos.schedule import Faults
-from harness.fault_rates import FaultRatesResult
-from harness.fault_rates_report import draw
-from harness.fault_rates_report import report as rates_report
 from harness.plan import SERVER, make_islands, names_of
 from tests.support.tiny import tiny_spec
 
@@ -341,33 +335,3 @@ def test_one_of_each_kind_of_fault_is_survived_and_told(tmp_path: Path) -> None:
     assert "where the learners' time went" in told
     assert Places(tmp_path).timeline.read_bytes().startswith(b"\x89PNG")
     assert not Places(tmp_path).full.exists()
-    _check_rates_report(result, tmp_path)
-
-
-def _check_rates_report(run: ChaosResult, out: Path) -> None:
-    """As if it were one of several at different rates."""
-    seldom = run.model_copy(update={"mtbf_s": 90.0, "repair_s": 5.0})
-    often = run.model_copy(update={"mtbf_s": 30.0, "repair_s": 5.0, "goodput": 0.1})
-    short = ("at an MTBF of 30 s 10.0% are kept, not 80.0%",)
-    result = FaultRatesResult(undisturbed=run, runs=(seldom, often), falls_short=short)
-    told = rates_report(result)
-    assert "| none | 0 |" in told
-    assert "| 30 s | 1 |" in told
-    assert "**10.0%**" in told
-    assert f"- {short[0]}" in told
-    draw(result, out / "faults.png")
-    assert (out / "faults.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_runs_at_several_rates_differ_in_nothing_but_their_faults(tmp_path: Path) -> None:
-    plan = bench_plan_of(BenchFaultsSettings(mtbf_s="90, 30"), tmp_path)
-    assert plan.mtbfs_s == (90.0, 30.0)
-    calm, often = plan.chaos(None), plan.chaos(30.0)
-    assert calm.outages == ()
-    assert {each.what for each in often.outages} == {OutageKind.KILL}
-    assert len(often.outages) > 2 * len(plan.chaos(90.0).outages)
-    same = replace(often, out=calm.out, outages=(), mtbf_s=None, repair_s=None)
-    assert same == calm
-    for text in ("", "often", "30,-1", "nan"):
-        with pytest.raises(SettingsError, match="give seconds"):
-            bench_plan_of(BenchFaultsSettings(mtbf_s=text), tmp_path)

@@ -1,0 +1,1 @@
+"""Goodput under the same kills: Decoupled DiLoCo, synchronous DiLoCo, data-parallel training."""

@@ -1,0 +1,136 @@
+"""What runs of `diloco bench faults` consist of, and how long they are likely to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fragments.overlay import overlay
+from fragments.policies import policy_settings
+from fragments.runspec import RunSpec
+from harness.chaos.breaker import Befell
+from harness.chaos.model import by_papers_rule
+from harness.chaos.outages import OutageKind, Rates, downtimes, draw_outages
+from harness.chaos.plan import ChaosPlan, small_data, small_spec
+from harness.chaos.schedule import Faults
+from harness.dataparallel.job import DataParallelJob
+from harness.dataparallel.killed import Downtimes
+from harness.plan import names_of
+
+_AROUND_S = 40.0
+"""A run's start, and its judgement."""
+
+_SYNCHRONOUS_SHARE = 0.8
+"""Of what Decoupled DiLoCo keeps, for the estimate of how long it takes."""
+
+
+def rates_spec() -> RunSpec:
+    """The run of `diloco chaos`, synchronised so seldom that what is on its way costs little."""
+    return small_spec().model_copy(
+        update={"sync_interval": RunSpec(sync_interval=32).sync_interval}  # type: ignore[arg-type]  # a plain H; the model parses it
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRatesPlan:
+    """What to run, `mtbfs_s` one after another. `tokens`: that each run trains but the
+    data-parallel ones, which take as long as Decoupled DiLoCo. `restart_s`: from a repair to the
+    next step, for all of them. `seeds`: schedules at each rate, from `seed` on.
+    """
+
+    out: Path
+    mtbfs_s: tuple[float, ...] = (400.0, 130.0, 60.0)
+    repair_s: float = 10.0
+    restart_s: float = 12.0
+    learners: int = 4
+    pace_s: float = 0.25
+    tokens: int = 500_000
+    checkpoint_every_s: float = 10.0
+    seed: int = 0
+    seeds: int = 1
+    wall_limit_s: float = 3600.0
+
+    def undisturbed(self) -> ChaosPlan:
+        """Decoupled DiLoCo without faults."""
+        return ChaosPlan(
+            out=self.out / "undisturbed",
+            spec=rates_spec(),
+            faults=Faults(),
+            seed=self.seed,
+            learners=self.learners,
+            pace_s=self.pace_s,
+            data=small_data(),
+            wall_limit_s=self.wall_limit_s,
+            tokens=self.tokens,
+            checkpoint_every_s=self.checkpoint_every_s,
+            restart_s=self.restart_s,
+        )
+
+    def decoupled(self, mtbf_s: float, seed: int) -> ChaosPlan:
+        """The same under a schedule of kills."""
+        calm = self.undisturbed()
+        rates = Rates(mtbf_s, self.repair_s, (OutageKind.KILL,))
+        outages = draw_outages(rates, names_of(calm.islands), self.wall_limit_s, seed)
+        return replace(
+            calm,
+            out=self._place(mtbf_s, seed) / "decoupled",
+            seed=seed,
+            outages=outages,
+            mtbf_s=mtbf_s,
+            repair_s=self.repair_s,
+        )
+
+    def synchronous(self, mtbf_s: float, seed: int) -> ChaosPlan:
+        """Synchronous DiLoCo (K=M) under that schedule, for as many tokens."""
+        ours = self.decoupled(mtbf_s, seed)
+        given = ours.spec.model_dump(exclude_unset=True) | {"max_learners": self.learners}
+        spec = RunSpec.model_validate(overlay(given, policy_settings("diloco", self.learners)))
+        return replace(ours, out=self._place(mtbf_s, seed) / "synchronous", spec=spec)
+
+    def data_parallel(self, mtbf_s: float, seed: int) -> tuple[DataParallelJob, Downtimes]:
+        """Data-parallel training of that model, and when which of its workers is killed."""
+        ours = self.decoupled(mtbf_s, seed)
+        job = DataParallelJob(
+            self._place(mtbf_s, seed) / "data-parallel",
+            ours.spec.model_copy(update={"budget_tokens": self.tokens}),
+            tuple(names_of(ours.islands)),
+            self.pace_s,
+            data=ours.data,
+            checkpoint_every_steps=max(1, round(self.checkpoint_every_s / self.pace_s)),
+        )
+        return job, downtimes(ours.outages)
+
+    def _place(self, mtbf_s: float, seed: int) -> Path:
+        return self.out / f"mtbf-{mtbf_s:g}-seed-{seed}"
+
+    @property
+    def schedules(self) -> list[tuple[float, int]]:
+        """MTBF and seed of each, from the mildest on."""
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [(mtbf_s, n) for mtbf_s in sorted(self.mtbfs_s, reverse=True) for n in seeds]
+
+    @property
+    def num_runs(self) -> int:
+        """All of them."""
+        return 1 + 3 * len(self.schedules)
+
+    @property
+    def expected_s(self) -> float:
+        """How long all runs are likely to take, on a machine that has nothing else to do."""
+        settings = rates_spec().program.settings
+        tokens_per_step = int(settings["seq_len"]) * int(settings["batch_size"])
+        calm_s = self.tokens / tokens_per_step / self.learners * self.pace_s
+        whole_s = calm_s + self.num_runs * _AROUND_S
+        for mtbf_s, seed in self.schedules:
+            ours_s = calm_s / self._rule(self.decoupled(mtbf_s, seed), calm_s)
+            whole_s += ours_s * (2 + 1 / _SYNCHRONOUS_SHARE)
+        return whole_s
+
+    def _rule(self, plan: ChaosPlan, span_s: float) -> float:
+        kills = downtimes(plan.outages)
+        befell = [
+            Befell(outage, kill.at_s, kill.at_s + kill.down_s)
+            for outage, kill in zip(plan.outages, kills, strict=True)
+        ]
+        names = names_of(plan.islands)
+        return by_papers_rule(befell, names, span_s, self.restart_s, self.checkpoint_every_s)
