@@ -23,7 +23,7 @@ class BenchFaultsSettings(MeasureSettings):
     """How often learners fail, and in what run."""
 
     mtbf_s: str = Field(
-        default="400,130,60",
+        default="400,180,80",
         description="mean seconds that a learner works between two kills: three runs for each",
     )
     repair_s: float = Field(
@@ -43,7 +43,7 @@ class BenchFaultsSettings(MeasureSettings):
     checkpoint_every_s: float = Field(
         default=10.0, gt=0, description="between two checkpoints, of a learner and of the job"
     )
-    seed: int = Field(default=0, ge=0, description="of the schedule; the same for the same seed")
+    seed: int = Field(default=1, ge=0, description="of the schedule; the same for the same seed")
     seeds: int = Field(
         default=1, ge=1, le=20, description="schedules for each MTBF, from that seed on"
     )
@@ -58,7 +58,7 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
     except ValueError:
         mtbfs_s = ()
     if not mtbfs_s or not all(0 < each < 1e9 for each in mtbfs_s):
-        raise SettingsError(f"--mtbf-s {settings.mtbf_s}: give seconds, such as 400,130,60")
+        raise SettingsError(f"--mtbf-s {settings.mtbf_s}: give seconds, such as 400,180,80")
     return FaultRatesPlan(
         out=out,
         mtbfs_s=mtbfs_s,

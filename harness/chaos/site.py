@@ -12,7 +12,7 @@ from harness.link import Link, LinkShape
 from harness.plan import SERVER
 from harness.processes import Supervisor
 
-JOIN_S = 4.0
+JOIN_S = 3.0
 """So long before its next step a learner that returns sets about joining: compiled programs are
 read, the newest weights fetched. Before that it is not seen, and nobody waits for it.
 """

@@ -119,8 +119,12 @@ class KilledJob:
 
     def _let_go(self, now_s: float) -> None:
         late_s = now_s - self._due_s
-        if late_s > _LATE_S:
+        is_late = late_s > _LATE_S
+        if is_late:
             self._late_s.append(late_s)
+        if self._came:
+            late = f", {late_s:.1f} s late" if is_late else ""
+            self.tell(f"{now_s:.1f} s: the job goes on from step {self._number}{late}")
         for gate in self._gates:
             gate.open()
         self._let_go_s = now_s

@@ -39,14 +39,14 @@ class FaultRatesPlan:
     """
 
     out: Path
-    mtbfs_s: tuple[float, ...] = (400.0, 130.0, 60.0)
+    mtbfs_s: tuple[float, ...] = (400.0, 180.0, 80.0)
     repair_s: float = 10.0
     restart_s: float = 12.0
     learners: int = 4
     pace_s: float = 0.25
     tokens: int = 500_000
     checkpoint_every_s: float = 10.0
-    seed: int = 0
+    seed: int = 1
     seeds: int = 1
     wall_limit_s: float = 3600.0
 

@@ -49,19 +49,19 @@ def _about(result: FaultRatesResult) -> str:
 def _kept(result: FaultRatesResult) -> str:
     heads = (
         "MTBF", "kills", "data-parallel", "synchronous DiLoCo (K=M)", "Decoupled DiLoCo",
-        "paper's rule (computed)",
+        "paper's rule (computed)", "Decoupled, of its own without faults",
     )  # fmt: skip
-    judged = result.judged
+    calm, judged = result.undisturbed.goodput, result.judged
     rows = [
         (
             f"{rate.mtbf_s:g} s{' (judged)' if rate.mtbf_s == judged.mtbf_s else ''}",
             _mean_count(run.decoupled.learner_kills for run in rate.runs),
             str(rate.data_parallel), str(rate.synchronous), f"**{rate.decoupled}**",
-            str(rate.papers_rule),
+            str(rate.papers_rule), str(rate.mean(lambda run: run.decoupled.goodput / calm)),
         )
         for rate in result.rates
     ]  # fmt: skip
-    none = ("none", "0", "-", "-", f"**{result.undisturbed.goodput:.1%}**", "-")
+    none = ("none", "0", "-", "-", f"**{calm:.1%}**", "-", "100.0%")
     return _table(heads, [none, *rows])
 
 

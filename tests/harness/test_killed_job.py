@@ -59,6 +59,7 @@ def test_a_job_of_which_a_worker_is_killed_goes_on_from_its_checkpoint(tmp_path:
     found = run.run()
     assert (found.kills, found.starts) == (1, 2)
     assert "kill of us for 0.1 s" in lines[0]
+    assert "the job goes on from step" in lines[1]
     # It was stopped at a tick, so there may be some steps more.
     assert ENOUGH <= found.steps_useful < ENOUGH + 2 * EVERY
     # It went back to a checkpoint by less than two of them: one may just have been due.
