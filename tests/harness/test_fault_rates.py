@@ -222,8 +222,8 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
     )
     assert FaultRatesResult.model_validate_json(result.model_dump_json()) == result
     told = report(result)
-    row = "| 130 s (judged) | 4 | 57.0 ± 9.9% | 70.0 ± 0.0% | **85.0 ± 7.1%** | 84.0 ± 0.0% | 86.7 ± 7.2% |"
-    assert row in told
+    kept = "57.0 ± 9.9% | 70.0 ± 0.0% | **85.0 ± 7.1%** | 84.0 ± 0.0% | 86.7 ± 7.2%"
+    assert f"| 130 s (judged) | 4 | {kept} |" in told
     assert "| 400 s | 4 | 90.0% | 70.0% | **95.0%** | 84.0% | 96.9% |" in told
     assert "where the time went, MTBF 130 s" in told
     assert "| steps made again after a restart | 5.0% | - | - |" in told

@@ -308,6 +308,7 @@ def test_one_of_each_kind_of_fault_is_survived_and_told(tmp_path: Path) -> None:
         outages=outages,
         tokens=16 * 900,
         checkpoint_every_s=1.0,
+        restart_s=1.0,
     )
     lines: list[str] = []
     result = Chaos(plan, threading.Event(), lines.append).run()
@@ -322,6 +323,10 @@ def test_one_of_each_kind_of_fault_is_survived_and_told(tmp_path: Path) -> None:
     assert result.recovery_s.count == result.learner_recovery_s.count == 1
     assert result.spent is not None
     assert result.models is not None
+    assert result.models.restart_s == 1.0
+    # From the kill: half a second to the repair, and one to the step after it, or later.
+    assert (result.learner_recovery_s.median or 0.0) >= 1.5
+    assert result.late_s.count <= 1
     assert result.spent.down > 0
     assert result.spent.slowed > 0
     whole = result.spent
