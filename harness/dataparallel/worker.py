@@ -125,7 +125,9 @@ class Job:
         self._request, self._program = request, program
         params = program.init_params(request.spec.seed)
         fresh = (params, program.init_inner(params))
-        self.number, (self._params, self._inner) = load(request.checkpoint, fresh)
+        self.number, state = load(request.checkpoint, fresh)
+        # At a place of its own, as what steps make of it is: else all is compiled twice.
+        self._params, self._inner = jax.device_put(state, jax.local_devices()[0])
         self._mean: Any = None
         flat, unravel = ravel_pytree(self._params)
         self.num_values = num_values = int(flat.size)
@@ -143,14 +145,21 @@ class Job:
         self._exchange = make_exchange(num_values, processes)
 
     def warm_up(self) -> None:
-        """Compile what a step runs, and meet the others in an exchange; nothing of it is kept."""
+        """Compile what steps run, and meet the others in exchanges; nothing of it is kept."""
         import jax
         import jax.numpy as jnp
 
         shard = Shard(self._request.index, self._request.processes)
-        _, part = self._gradient(self._params, self._program.batch(shard, self.number))
-        mean = self._exchange(part)
-        for leaf in jax.tree.leaves(self._updated(self._params, self._inner, mean, jnp.float32(0))):
+        batch, (params, inner) = (
+            self._program.batch(shard, self.number),
+            (self._params, self._inner),
+        )
+        # Arrays that a step has made may be compiled for anew, so the second one is made too.
+        for _ in range(2):
+            _, part = self._gradient(params, batch)
+            mean = self._exchange(part)
+            params, inner = self._updated(params, inner, mean, jnp.float32(0))
+        for leaf in jax.tree.leaves((params, inner)):
             leaf.block_until_ready()
 
     def step(self) -> float:
