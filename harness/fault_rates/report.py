@@ -17,7 +17,7 @@ def report(result: FaultRatesResult) -> str:
     """Tables of what was kept, and of where the rest went."""
     rates = result.rates
     parts = [
-        f"# Faults at {len(rates)} rates",
+        f"# Faults at {len(rates)} rate{'s' if len(rates) > 1 else ''}",
         _about(result),
         _kept(result),
         _what(result),
@@ -74,8 +74,8 @@ def _what(result: FaultRatesResult) -> str:
         " one of them is away, so each loses its own time alone, under these kills, with this"
         f" restart and from a checkpoint. **Data-parallel**: {result.undisturbed.learners} workers"
         " of one job (`jax.distributed`, Gloo), which ends with any of them and is started again as"
-        " a whole from its checkpoint; it runs as long as Decoupled DiLoCo, and steps that are made"
-        " again count once. **Synchronous DiLoCo**: the same server and learners, of which all that"
+        " a whole from its checkpoint; its steps exchange gradients over loopback; it runs as long"
+        " as Decoupled DiLoCo, and steps that are made again count once. **Synchronous DiLoCo**: the same server and learners, of which all that"
         " are there must answer before anybody goes on; it trains the same tokens as Decoupled"
         " DiLoCo, under the same schedule, for as long as that takes. Judged is the MTBF at which"
         f" data-parallel training keeps what is nearest to 57.5%: {judged.mtbf_s:g} s, where"
