@@ -75,9 +75,10 @@ def _what(result: FaultRatesResult) -> str:
         f" restart and from a checkpoint. **Data-parallel**: {result.undisturbed.learners} workers"
         " of one job (`jax.distributed`, Gloo), which ends with any of them and is started again as"
         " a whole from its checkpoint; its steps exchange gradients over loopback; it runs as long"
-        " as Decoupled DiLoCo, and steps that are made again count once. **Synchronous DiLoCo**: the same server and learners, of which all that"
-        " are there must answer before anybody goes on; it trains the same tokens as Decoupled"
-        " DiLoCo, under the same schedule, for as long as that takes. Judged is the MTBF at which"
+        " as Decoupled DiLoCo, and steps that are made again count once. **Synchronous DiLoCo**:"
+        " the same server and learners: all that are there must answer before anybody goes on;"
+        " it trains the same tokens as Decoupled DiLoCo, under the same schedule, for as long as"
+        " that takes. Judged is the MTBF at which"
         f" data-parallel training keeps what is nearest to 57.5%: {judged.mtbf_s:g} s, where"
         f" Decoupled DiLoCo is to keep {bound_of(judged):.1%}."
     )
