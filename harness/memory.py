@@ -11,6 +11,7 @@ value, a third more processor time where they are small (large ones: `child_envi
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -41,6 +42,14 @@ def keep_trim() -> None:
     libc.mallopt(_M_ARENA_MAX, 1)
     trimmer = Trimmer(resident_bytes, lambda: libc.malloc_trim(0))
     threading.Thread(target=trimmer.run, name="trim", daemon=True).start()
+
+
+def settle() -> None:
+    """For a process that has loaded and compiled all that it will keep: its collector need not look
+    at that again and again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Trimmer:

@@ -70,7 +70,7 @@ def run(settings: ServeSettings) -> None:
         RunDirectoryError: when the directory is missing, damaged, or another server has it.
     """
     from harness.environment import use_server_arithmetic
-    from harness.memory import keep_trim
+    from harness.memory import keep_trim, settle
     from services.security import check_bind
 
     host, port = check_bind(settings.address, settings.insecure)
@@ -96,6 +96,7 @@ def run(settings: ServeSettings) -> None:
         ) as outer:
             services = OuterServices(outer, server_settings, outer.admin)
             services.start()
+            settle()
             try:
                 _announce(settings.run_dir, services, outer.describe().run_id)
                 _attend(outer, services, stop, until_finished=settings.until_finished)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -86,7 +86,7 @@ def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float)
 
     The update sent is master - broadcast copy after the step, reduced by `codec`
     with `step_fraction`; the new broadcast copy is the old one plus exactly that. The merged
-    pseudo-gradient is used up, the old values stay as they are. The
+    pseudo-gradient and the old values stay as they are. The
     same settings give the same function, which many runs in one process (the
     study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
@@ -133,7 +133,8 @@ def _optimize(settings_json: str) -> _Optimize:
     """(master, outer state, merged pseudo-gradient) to the next master and outer state."""
     optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
 
-    @partial(jax.jit, donate_argnums=2)
+    # Nothing is donated: the merged values are numpy's own memory, which jax would first copy.
+    @jax.jit
     def optimize(
         master_BxN: Float32[Array, "B N"], outer: Any, merged_BxN: Float32[Array, "B N"]
     ) -> tuple[Float32[Array, "B N"], Any]:
@@ -163,6 +164,6 @@ def _sent(
     return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
 
 
-@partial(jax.jit, donate_argnums=1)
+@jax.jit
 def _minus(one_BxN: Float32[Array, "B N"], two_BxN: Float32[Array, "B N"]) -> Array:
     return one_BxN - two_BxN
