@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -12,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fragments.errors import DilocoError
+from fragments.errors import DilocoError, SettingsError
 from harness.environment import child_environment, module
 from harness.study_worker import Answer, Hello
 from harness.warm import use_cache
@@ -92,6 +94,8 @@ class Worker:
             code = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             return ""
+        if code in (-signal.SIGKILL, -signal.SIGABRT):
+            return f" (killed by signal {-code}: mostly for want of memory)"
         return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
 
 
@@ -146,17 +150,29 @@ class StudyRun:
         A cell that cannot be made keeps no other from being made. Raises DilocoError, after all
         others and the tables, that names those cells and says why.
         """
+        require_own(self._study, self._out)
+        with self._store.held(self._study.name):
+            return self._run(stop)
+
+    def _run(self, stop: threading.Event) -> Headline:
         rows = plan(self._study)
         jobs = missing_jobs(self._study, rows, self._store)
         total = sum(len(row.recipes) for row in rows)
         missing = sum(len(job.rows) for job in jobs)
         self._say(f"{self._study.name}: {total} cells, {total - missing} there already")
         if jobs:
-            self._store.prepare(self._study.name)
             self._make(jobs, stop)
-        headline = write_tables(self._study, self._out)
+        refused = "cells that could not be made: " + "; ".join(self._refused)
+        try:
+            headline, _ = write_tables(self._study, self._out)
+        except SettingsError as error:
+            if self._refused:
+                raise DilocoError(refused) from error
+            if stop.is_set():
+                return summarise(self._study, rows, {})
+            raise
         if self._refused:
-            raise DilocoError("cells that could not be made: " + "; ".join(self._refused))
+            raise DilocoError(refused)
         return headline
 
     def _make(self, jobs: Sequence[Job], stop: threading.Event) -> None:
@@ -274,15 +290,43 @@ def missing_jobs(study: Study, rows: Sequence[PlannedRow], store: Store) -> list
     return list(missing.values())
 
 
-def write_tables(study: Study, out: Path) -> Headline:
-    """Writes `<name>.json`, `<name>.md` and two pictures from the finished cells."""
+def require_own(study: Study, out: Path) -> None:
+    """Raises SettingsError where the tables there are another study's of that name."""
+    path = out / f"{study.name}.json"
+    try:
+        title = json.loads(path.read_text(encoding="utf-8")).get("title")
+    except (OSError, ValueError, AttributeError):
+        return
+    if title != study.title:
+        raise SettingsError(
+            f"{path} is the table of another study of that name ({title!r}): give this one"
+            f" ({study.title!r}) a name of its own, or another --out"
+        )
+
+
+def write_tables(study: Study, out: Path) -> tuple[Headline, list[str]]:
+    """Writes `<name>.json`, `<name>.md` and two pictures from the finished cells; with them, a
+    sentence for each cell that is not what was written, and is left out.
+
+    Raises SettingsError, and writes nothing, where no cell is finished, or where the tables there
+    are another study's.
+    """
+    require_own(study, out)
     rows, store = plan(study), Store(out / "cells")
     cells: dict[str, dict[int, Cell]] = {}
+    damaged: list[str] = []
     for row in rows:
         for recipe in row.recipes:
-            cell = store.finished(study.name, row.name, recipe)
+            try:
+                cell = store.finished(study.name, row.name, recipe)
+            except SettingsError as error:
+                damaged.append(str(error))
+                continue
             if cell is not None:
                 cells.setdefault(row.name, {})[recipe.seed] = cell
+    if not cells:
+        found = "; ".join(damaged) or f"there is none under {out / 'cells' / study.name}"
+        raise SettingsError(f"no cell of study {study.name} is finished: {found}")
     headline = summarise(study, rows, cells)
     out.mkdir(parents=True, exist_ok=True)
     _write(out / f"{study.name}.json", headline.model_dump_json(indent=1) + "\n")
@@ -291,7 +335,7 @@ def write_tables(study: Study, out: Path) -> Headline:
     draw_curves(headline, cells, out / f"{study.name}-curves.png")
     if study.against_bits:
         draw_bits(headline, out / f"{study.name}-bits.png")
-    return headline
+    return headline, damaged
 
 
 def _write(path: Path, text: str) -> None:

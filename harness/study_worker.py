@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from functools import lru_cache
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from simulation.result import RunResult
 from simulation.study.matrix import Recipe
 
 _CODE = ("fragments", "outer_server", "learner", "simulation", "harness")
+_LOOK_S = 1.0
 _SHAPING = ("avx2", "avx512f", "amx_tile")
 
 
@@ -97,6 +99,8 @@ def answer(recipe: Recipe, cache: Path) -> Answer:
         result = run_recipe(recipe, _load_program, cache, made_by())
     except DilocoError as error:
         return Answer(refusal=str(error), wall_s=round(time.monotonic() - began_s, 2))
+    except MemoryError:
+        return Answer(refusal="out of memory", wall_s=round(time.monotonic() - began_s, 2))
     return Answer(result=result, wall_s=round(time.monotonic() - began_s, 2))
 
 
@@ -113,6 +117,14 @@ def _cached_program(program_json: str, data: str | None, seed: int) -> Program:
     return load_program(RunSpec(program=program, seed=seed), data)
 
 
+def _end_with_parent() -> None:
+    """A cell whose parent was killed would be lost: it is not made to its end."""
+    parent, pause = os.getppid(), threading.Event()
+    while os.getppid() == parent:
+        pause.wait(_LOOK_S)
+    os._exit(1)
+
+
 def _serve(cache: Path, lines: TextIO, answers: TextIO) -> None:
     hello = Hello(commit=code_commit(), isa=instruction_set())
     print(hello.model_dump_json(), file=answers, flush=True)
@@ -122,6 +134,7 @@ def _serve(cache: Path, lines: TextIO, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Only answers go to stdout: what a library prints there must not be taken for one.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)

@@ -88,6 +88,10 @@ class Befalls(_Model):
             raise ValueError("a join has no end")
         if self.kind in ("partition", "stall") and self.until is None:
             raise ValueError(f"a {self.kind} needs an end: until")
+        for unit in ("s", "step", "share") if self.until is not None else ():
+            begin, end = getattr(self.at, unit), getattr(self.until, unit)
+            if begin is not None and end is not None and end <= begin:
+                raise ValueError(f"until ({end} {unit}) is not after at ({begin} {unit})")
         return self
 
 
@@ -113,7 +117,7 @@ class World(_Model):
     @model_validator(mode="after")
     def _learners_exist(self) -> Self:
         for index in (*self.links, *(event.learner for event in self.befalls)):
-            if index >= len(self.speeds):
+            if not 0 <= index < len(self.speeds):
                 raise ValueError(f"there is no learner {index} of {len(self.speeds)}")
         return self
 

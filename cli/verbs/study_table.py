@@ -9,6 +9,7 @@ from pydantic import Field
 
 from cli.keys import Positional, VerbSettings
 from cli.verb import Verb
+from fragments.errors import DilocoError
 
 
 class StudyTableSettings(VerbSettings):
@@ -22,13 +23,20 @@ class StudyTableSettings(VerbSettings):
 
 
 def run(settings: StudyTableSettings) -> None:
-    """Writes tables and pictures, and prints the table."""
+    """Writes tables and pictures, and prints the table.
+
+    Raises:
+        SettingsError: where no cell is finished, or the tables there are another study's.
+        DilocoError: for cells that are not what was written, after printing the rest.
+    """
     from harness.study import write_tables
     from simulation.study.matrix import load_study
     from simulation.study.table import markdown
 
-    headline = write_tables(load_study(settings.study_file), settings.out)
+    headline, damaged = write_tables(load_study(settings.study_file), settings.out)
     print(headline.model_dump_json(indent=1) if settings.json_ else markdown(headline))
+    if damaged:
+        raise DilocoError("cells that are left out: " + "; ".join(damaged))
 
 
 VERB = Verb(

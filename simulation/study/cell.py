@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from fragments.errors import SettingsError
 from fragments.runspec import RunSpec
 from learner.program import Params, Program
 from simulation.baselines import alone, checkpoint, data_parallel
@@ -97,13 +98,21 @@ def _start(
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache / f"warm-{digest[:24]}.safetensors"
-    if not path.exists():
-        spec = RunSpec.model_validate({**warm.spec, "seed": recipe.seed})
-        trained = checkpoint(
-            load_program(spec, recipe.data), params, warm.learners, warm.tokens, WARM_CURSOR
+    of_warm = load_program(RunSpec.model_validate({**warm.spec, "seed": recipe.seed}), recipe.data)
+    if _shapes(of_warm.init_params(recipe.seed)) != _shapes(params):
+        raise SettingsError(
+            "the checkpoint that warm rows begin from is of a model of another shape: give"
+            " [warm.spec.program.settings] what the row has, or begin from scratch"
         )
+    if not path.exists():
+        trained = checkpoint(of_warm, params, warm.learners, warm.tokens, WARM_CURSOR)
         _save(trained, path)
     return _load(params, path)
+
+
+def _shapes(params: Params) -> list[tuple[str, tuple[int, ...]]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [(jax.tree_util.keystr(where), np.shape(leaf)) for where, leaf in leaves]
 
 
 def _save(params: Params, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from simulation.world import World
 Start = Literal["scratch", "warm"]
 Kind = Literal["rounds", "pushes", "data_parallel", "alone"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}$")]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Reference = Literal["dp", "alone", "equal", "sync"]
 """What a row may be held to: data-parallel, one learner alone, the same with equal learners, and
 synchronous DiLoCo.
@@ -196,6 +197,7 @@ def plan(study: Study) -> tuple[PlannedRow, ...]:
 
     Raises SettingsError for a setting that no run takes, or a row named twice or missing.
     """
+    _check_seeds(study.name, study.seeds)
     rows = tuple(_planned(study))
     names = [row.name for row in rows]
     for row in rows:
@@ -220,6 +222,7 @@ def _plan_row(
     study: Study, row: Row, suffix: str, varied: Mapping[str, Any], start: Start
 ) -> PlannedRow:
     name = row_name(row.name + suffix, start)
+    _check_row(name, row)
     if start == "warm" and study.warm is None:
         raise SettingsError(f"row {name} begins warm, but the study has no [warm]")
     layers = {
@@ -243,6 +246,10 @@ def _plan_row(
         )
         for seed in (row.seeds or study.seeds)
     )
+    for part, given in (*layers.items(), ("warm.spec", warm.spec if warm else {})):
+        _check_finite(f"row {name}: {part}", given)
+    if "seed" in layers["spec"]:
+        raise SettingsError(f"row {name}: spec.seed is the study's: give seeds")
     try:
         for recipe in recipes:
             _ = recipe.run_spec, recipe.run_world
@@ -250,6 +257,31 @@ def _plan_row(
         raise SettingsError(f"row {name}: {_explain(error)}") from error
     versus = {key: row_name(other, start) for key, other in {**study.versus, **row.versus}.items()}
     return PlannedRow(name=name, about=row.about, start=start, versus=versus, recipes=recipes)
+
+
+def _check_seeds(where: str, seeds: tuple[int, ...]) -> None:
+    if len(set(seeds)) < len(seeds):
+        raise SettingsError(f"{where}: a seed is there twice: {list(seeds)}")
+
+
+def _check_row(name: str, row: Row) -> None:
+    """Raises SettingsError for a key that the row's kind does not take."""
+    if row.seeds is not None:
+        _check_seeds(f"row {name}", row.seeds)
+    for key, kind in (("pushed", "pushes"), ("late_against", "rounds")):
+        if key in row.model_fields_set and row.kind != kind:
+            raise SettingsError(f'row {name}: {key} is for kind = "{kind}", not "{row.kind}"')
+
+
+def _check_finite(where: str, given: Any) -> None:
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            _check_finite(f"{where}.{key}", value)
+    elif isinstance(given, list | tuple):
+        for value in given:
+            _check_finite(where, value)
+    elif isinstance(given, float) and not math.isfinite(given):
+        raise SettingsError(f"{where}: {given} is no number that a run could take")
 
 
 def row_name(name: str, start: Start) -> str:

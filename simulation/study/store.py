@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fragments.errors import SettingsError
+from fragments.sealed import seal, unseal
 from simulation.result import RunResult
 from simulation.study.matrix import Recipe
 
@@ -70,20 +75,46 @@ class Store:
             place = self._directory / study
             raise SettingsError(f"cells cannot be kept in {place}: {error.strerror}") from error
 
+    @contextmanager
+    def held(self, study: str) -> Iterator[None]:
+        """While cells of a study are made. Raises SettingsError where that is done already."""
+        self.prepare(study)
+        with (self._directory / f".{study}.lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SettingsError(
+                    f"another `diloco study run` makes cells in {self._directory / study}: wait for"
+                    " it, or give another --out"
+                ) from None
+            yield
+
     def path(self, study: str, row: str, seed: int) -> Path:
         """Where a cell is, or would be."""
         return self._directory / study / f"{row}-{seed}.json"
 
     def read(self, study: str, row: str, seed: int) -> Cell | None:
-        """The finished cell, None where there is none. Raises SettingsError for a damaged one."""
+        """The finished cell, None where there is none. Raises SettingsError for one that is not
+        what was written there.
+        """
         path = self.path(study, row, seed)
         if not path.exists():
             return None
+        remedy = "remove it to have it made again"
         try:
-            return Cell.model_validate_json(path.read_bytes())
+            # By its text: what JSON has no numbers for is written in words.
+            cell = Cell.model_validate_json(json.dumps(unseal(path.read_bytes())))
         except ValidationError as error:
-            raise SettingsError(f"{path} is no finished cell: {error.error_count()} faults; remove"
-                                " it to have it made again") from error  # fmt: skip
+            faults = error.error_count()
+            raise SettingsError(f"{path} is no finished cell: {faults} faults; {remedy}") from error
+        except (ValueError, OSError) as error:
+            raise SettingsError(f"{path} is no finished cell: {error}; {remedy}") from error
+        if (cell.study, cell.row, cell.seed, cell.recipe.seed) != (study, row, seed, seed):
+            found = f"{cell.study}/{cell.row} seed {cell.seed}"
+            raise SettingsError(f"{path} is the cell of {found}; {remedy}")
+        if cell.recipe.digest != cell.recipe_digest:
+            raise SettingsError(f"{path} has another recipe than it says; {remedy}")
+        return cell
 
     def finished(self, study: str, row: str, recipe: Recipe) -> Cell | None:
         """The finished cell of this very recipe and its present meaning; no other counts."""
@@ -110,7 +141,7 @@ class Store:
         path = self.path(cell.study, cell.row, cell.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(cell.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        part.write_bytes(seal(json.loads(cell.model_dump_json())) + b"\n")
         part.replace(path)
         return path
 

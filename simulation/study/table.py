@@ -13,7 +13,7 @@ from simulation.study.store import Cell
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 
 
 class RowSummary(_Model):
@@ -33,7 +33,7 @@ class RowSummary(_Model):
     seeds: tuple[int, ...]
     loss_unit: str
     loss_mean: float
-    loss_std: float
+    loss_std: float | None
     gap_to_dp_percent: float | None
     gap_to_dp_interval: float | None
     gap_to_equal_percent: float | None
@@ -110,7 +110,7 @@ def _summary(row: PlannedRow, cells: Cells) -> RowSummary:
         seeds=tuple(sorted(own)),
         loss_unit=results[0].loss_unit,
         loss_mean=mean(losses),
-        loss_std=deviation(losses),
+        loss_std=deviation(losses) if len(losses) > 1 else None,
         gap_to_dp_percent=_mean_of(gaps["dp"]),
         gap_to_dp_interval=_width_of(gaps["dp"]),
         gap_to_equal_percent=_mean_of(gaps["equal"]),
@@ -212,7 +212,7 @@ def _line(name: str, row: RowSummary) -> str:
     cells = [
         f"`{name}`",
         str(len(row.seeds)),
-        f"{_number(row.loss_mean, 4)} ± {_number(row.loss_std, 4)}",
+        _loss(row),
         _with_interval(row.gap_to_dp_percent, row.gap_to_dp_interval, 2),
         _with_interval(row.share_of_dp_gain, row.share_of_dp_gain_interval, 3),
         _with_interval(row.gap_to_equal_percent, row.gap_to_equal_interval, 2),
@@ -226,6 +226,12 @@ def _line(name: str, row: RowSummary) -> str:
         f"{row.bytes_up / 1e6:.1f} / {row.bytes_down / 1e6:.1f}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _loss(row: RowSummary) -> str:
+    if row.loss_std is None or _number(row.loss_mean, 4) == "diverged":
+        return _number(row.loss_mean, 4)
+    return f"{_number(row.loss_mean, 4)} ± {_number(row.loss_std, 4)}"
 
 
 def _number(value: float, digits: int) -> str:

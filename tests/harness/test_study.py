@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fragments.errors import DilocoError, SettingsError
 from harness.study import StudyRun, write_tables
 from harness.study_check import Check, check_cell
 from simulation.study.matrix import Study
+from simulation.study.store import Store
 
 STUDY = Study.model_validate(
     {
@@ -75,9 +77,42 @@ def test_a_stopped_study_keeps_what_is_finished(tmp_path: Path) -> None:
     run = StudyRun(STUDY, tmp_path, "the command", lambda line: None, 1, tmp_path / "cache")
     headline = run.run(stop)
     assert len(headline.missing) == 6
-    assert write_tables(STUDY, tmp_path).rows == {}
+    with pytest.raises(SettingsError, match="no cell of study small is finished"):
+        write_tables(STUDY, tmp_path)
+    assert not (tmp_path / "small.json").exists()
     with pytest.raises(SettingsError, match="no finished cell"):
         check_cell("rounds_scratch", 0, tmp_path)
+
+
+def test_results_are_not_taken_for_what_they_are_not(tmp_path: Path) -> None:
+    """Another study's name, cells of others, cells that were edited, two that make the same."""
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    run = StudyRun(STUDY, out, "the command", lambda line: None, 1, cache)
+    run.run(threading.Event())
+    table, other = (out / "small.json").read_text(), STUDY.model_copy(update={"title": "Other"})
+    with pytest.raises(SettingsError, match="another study of that name"):
+        StudyRun(other, out, "the command", lambda line: None, 1, cache).run(threading.Event())
+    with pytest.raises(SettingsError, match="another study of that name"):
+        write_tables(other, out)
+    with (
+        Store(out / "cells").held("small"),
+        pytest.raises(SettingsError, match="another `diloco study run`"),
+    ):
+        run.run(threading.Event())
+    cells = out / "cells" / "small"
+    shutil.copy(cells / "dp_scratch-0.json", cells / "dp_scratch-7.json")
+    with pytest.raises(SettingsError, match="is the cell of small/dp_scratch seed 0"):
+        check_cell("dp_scratch", 7, out, cache=cache)
+    (cells / "dp_scratch-7.json").unlink()
+    edited = cells / "again_scratch-0.json"
+    document = json.loads(edited.read_text())
+    document["result"]["loss"] = 0.5
+    edited.write_text(json.dumps(document))
+    headline, damaged = write_tables(STUDY, out)
+    assert headline.rows["again_scratch"].seeds == (1,)
+    assert headline.rows["again_scratch"].loss_std is None
+    assert "again_scratch-0.json is no finished cell: it is not what was written" in damaged[0]
+    assert json.loads(table)["rows"]["dp_scratch"]["loss_std"] > 0
 
 
 def test_cells_that_cannot_be_made_are_named_and_the_others_are_made(tmp_path: Path) -> None:

@@ -94,6 +94,22 @@ def test_warm_rows_have_the_plain_name_and_their_own_references() -> None:
         ({"starts": ["warm"]}, r"no \[warm\]"),
         ({"versus": {"dp": "nobody"}}, "nobody"),
         ({"rows": [{"name": "a"}, {"name": "a"}]}, "two rows named a_scratch"),
+        ({"spec": {"seed": 3}}, "spec.seed is the study's"),
+        ({"seeds": [1, 1]}, "a seed is there twice"),
+        ({"rows": [{"name": "a", "pushed": "server"}]}, 'pushed is for kind = "pushes"'),
+        ({"rows": [{"name": "a", "kind": "alone", "late_against": "base"}]}, "late_against is for"),
+        ({"spec": {"outer": {"learning_rate": math.nan}}}, "outer.learning_rate: nan is no number"),
+        ({"world": {"speeds": [1, 1], "links": {"-1": {}}}}, "no learner -1"),
+        (
+            {
+                "world": {
+                    "befalls": [
+                        {"learner": 0, "kind": "death", "at": {"step": 9}, "until": {"step": 4}}
+                    ]
+                }
+            },
+            "is not after at",
+        ),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(change: dict[str, Any], sentence: str) -> None:
