@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulation.study.table import Cells, Headline
+from simulation.study.table import Cells, Headline, RowSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,9 @@ _COLOURS = (
     "#1565c0", "#c2185b", "#00897b", "#e08e0b", "#8e24aa", "#6d4c41", "#546e7a", "#7cb342",
     "#f4511e", "#039be5",
 )  # fmt: skip
+
+_WIDEST = 30.0
+"""Gaps beyond this (%) are told, not drawn: all others could not be told apart."""
 
 MAX_CURVES = 10
 """More curves than this cannot be told apart; the table has the rest."""
@@ -38,25 +41,47 @@ def draw_gaps(headline: Headline, path: Path) -> bool:
     ]
     if not rows:
         return False
-    figure = _canvas(8.5, 1.2 + 0.3 * len(rows))
+    figure = _canvas(10, 1.2 + 0.3 * len(rows))
     axes = figure.subplots()
+    ends = [0.0]
     for place, (_, row) in enumerate(rows):
-        colour = _COLOURS[0] if row.start == "warm" else _COLOURS[3]
-        width = row.gap_to_dp_interval or 0.0
-        axes.errorbar(
-            [row.gap_to_dp_percent or 0.0], [place], xerr=[width],
-            fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.4,
+        gap, width = row.gap_to_dp_percent or 0.0, row.gap_to_dp_interval or 0.0
+        if abs(gap) <= _WIDEST:
+            ends += [gap - min(width, _WIDEST), gap + min(width, _WIDEST)]
+            axes.errorbar(
+                [gap], [place], xerr=[width], fmt="o", color=_colour(row), markersize=5,
+                capsize=3, linewidth=1.4,
+            )  # fmt: skip
+        axes.text(
+            1.02, place, _in_words(row), transform=axes.get_yaxis_transform(), va="center",
+            fontsize=8, color=_INK,
         )  # fmt: skip
+    margin = 0.04 * (max(ends) - min(ends)) + 0.1
+    axes.set_xlim(min(ends) - margin, max(ends) + margin)
+    for place, (_, row) in enumerate(rows):
+        if abs(row.gap_to_dp_percent or 0.0) > _WIDEST:  # Beyond the picture: a hand towards it.
+            axes.plot(
+                [0.985], [place], marker=">", color=_colour(row), markersize=6,
+                transform=axes.get_yaxis_transform(),
+            )  # fmt: skip
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.axvline(0.0, color=_FAINT, linewidth=1.0)
-    largest = max(abs(row.gap_to_dp_percent or 0.0) for _, row in rows)
-    if largest > 20:
-        axes.set_xscale("symlog", linthresh=2.0)
-    _style(axes, "Held-out loss against data-parallel", "gap in %, with its 95% interval", "")
+    what = "gap in %, with its 95% interval; blue: warm starts, orange: from scratch"
+    _style(axes, "Held-out loss against data-parallel", what, "")
     axes.grid(axis="x", color=_RULE, linewidth=0.9)
     _write(figure, path)
     return True
+
+
+def _colour(row: RowSummary) -> str:
+    return _COLOURS[0] if row.start == "warm" else _COLOURS[3]
+
+
+def _in_words(row: RowSummary) -> str:
+    gap, width = row.gap_to_dp_percent or 0.0, row.gap_to_dp_interval
+    digits = 2 if abs(gap) <= _WIDEST else 0
+    return f"{gap:+.{digits}f}" + ("" if width is None else f" ± {width:.{digits}f}")
 
 
 def draw_bits(headline: Headline, path: Path) -> bool:
@@ -94,11 +119,12 @@ def draw_curves(headline: Headline, cells: Cells, path: Path) -> bool:
 
     The first MAX_CURVES rows that did not diverge. False where there is none.
     """
-    names = [
+    fit = [
         name
         for name, row in headline.rows.items()
         if np.isfinite(row.loss_mean) and row.loss_mean < 1e4
-    ][:MAX_CURVES]
+    ]
+    names = fit[:MAX_CURVES]
     if not names:
         return False
     figure = _canvas(13, 5)
@@ -106,9 +132,11 @@ def draw_curves(headline: Headline, cells: Cells, path: Path) -> bool:
     for name, colour in zip(names, _COLOURS, strict=False):
         tokens, seconds, losses = _mean_curve(name, cells)
         left.plot(tokens / 1e6, losses, color=colour, linewidth=1.6, label=name)
-        right.plot(seconds, losses, color=colour, linewidth=1.6)
+        if headline.rows[name].virtual_s is not None:
+            right.plot(seconds, losses, color=colour, linewidth=1.6)
     unit = headline.rows[names[0]].loss_unit
-    _style(left, "Held-out loss by tokens", "tokens of all learners (million)", unit)
+    among = "" if len(fit) == len(names) else f", the first {len(names)} of {len(fit)} rows"
+    _style(left, f"Held-out loss by tokens{among}", "tokens of all learners (million)", unit)
     _style(right, "and by virtual time", "seconds", "")
     final = [headline.rows[name].loss_mean for name in names]
     for one in (left, right):
