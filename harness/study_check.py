@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fragments.errors import DilocoError
-from harness.study import CACHE, Worker
+from harness.study_process import CACHE, Worker
 from simulation.study.store import Store
 
 LOSS_TOLERANCE = 0.01

@@ -2,7 +2,8 @@
 
 It reads a recipe a line from stdin, and writes one answer a line to stdout: first a hello with the
 code it runs, then for each recipe its result or the sentence why there is none. It lives for many
-cells, so that corpus and compiled steps are made once; it ends when stdin does.
+cells, so that corpus and compiled steps are made once; it ends at once when stdin does, which a
+parent's death by kill -9 brings about too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import queue
 import subprocess
 import sys
 import threading
@@ -28,7 +30,6 @@ from simulation.result import RunResult
 from simulation.study.matrix import Recipe
 
 _CODE = ("fragments", "outer_server", "learner", "simulation", "harness")
-_LOOK_S = 1.0
 _SHAPING = ("avx2", "avx512f", "amx_tile")
 
 
@@ -99,8 +100,12 @@ def answer(recipe: Recipe, cache: Path) -> Answer:
         result = run_recipe(recipe, _load_program, cache, made_by())
     except DilocoError as error:
         return Answer(refusal=str(error), wall_s=round(time.monotonic() - began_s, 2))
-    except MemoryError:
-        return Answer(refusal="out of memory", wall_s=round(time.monotonic() - began_s, 2))
+    except Exception as error:
+        # jax has no narrower error for it than its RuntimeError.
+        if not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+            raise
+        refusal = "out of memory: fewer --workers or a smaller model need less"
+        return Answer(refusal=refusal, wall_s=round(time.monotonic() - began_s, 2))
     return Answer(result=result, wall_s=round(time.monotonic() - began_s, 2))
 
 
@@ -117,24 +122,24 @@ def _cached_program(program_json: str, data: str | None, seed: int) -> Program:
     return load_program(RunSpec(program=program, seed=seed), data)
 
 
-def _end_with_parent() -> None:
-    """A cell whose parent was killed would be lost: it is not made to its end."""
-    parent, pause = os.getppid(), threading.Event()
-    while os.getppid() == parent:
-        pause.wait(_LOOK_S)
-    os._exit(1)
-
-
 def _serve(cache: Path, lines: TextIO, answers: TextIO) -> None:
+    recipes: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(lines, recipes), daemon=True).start()
     hello = Hello(commit=code_commit(), isa=instruction_set())
     print(hello.model_dump_json(), file=answers, flush=True)
-    for line in lines:
-        recipe = Recipe.model_validate_json(line)
+    while True:
+        recipe = Recipe.model_validate_json(recipes.get())
         print(answer(recipe, cache).model_dump_json(), file=answers, flush=True)
 
 
+def _listen(lines: TextIO, recipes: queue.SimpleQueue[str]) -> None:
+    """Ends the process with its stdin: nobody is there for the answer that it is at."""
+    for line in lines:
+        recipes.put(line)
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Only answers go to stdout: what a library prints there must not be taken for one.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)

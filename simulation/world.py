@@ -116,9 +116,11 @@ class World(_Model):
 
     @model_validator(mode="after")
     def _learners_exist(self) -> Self:
-        for index in (*self.links, *(event.learner for event in self.befalls)):
+        named = [("links", index) for index in self.links]
+        named += [("befalls", event.learner) for event in self.befalls]
+        for key, index in named:
             if not 0 <= index < len(self.speeds):
-                raise ValueError(f"there is no learner {index} of {len(self.speeds)}")
+                raise ValueError(f"{key}: there is no learner {index} of {len(self.speeds)}")
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,7 @@ def run(settings: StudyCheckSettings) -> None:
 
     found = check_cell(settings.row, settings.seed, settings.out, settings.from_study)
     if settings.json_:
-        print(json.dumps(asdict(found), indent=2))
+        print(json.dumps({key: _sayable(value) for key, value in asdict(found).items()}, indent=2))
     else:
         same = "the same weights, to the bit" if found.digest_equal else "OTHER weights"
         print(
@@ -46,6 +47,11 @@ def run(settings: StudyCheckSettings) -> None:
         )
     if found.fault is not None:
         raise DilocoError(found.fault)
+
+
+def _sayable(value: object) -> object:
+    """JSON has no word for a diverged run's loss: null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 VERB = Verb(

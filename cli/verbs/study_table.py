@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,23 +27,29 @@ def run(settings: StudyTableSettings) -> None:
     """Writes tables and pictures, and prints the table.
 
     Raises:
-        SettingsError: where no cell is finished, or the tables there are another study's.
-        DilocoError: for cells that are not what was written, after printing the rest.
+        DilocoError: after the table, when a cell is damaged and so not in it.
     """
-    from harness.study import write_tables
+    from harness.study_tables import write_tables
     from simulation.study.matrix import load_study
     from simulation.study.table import markdown
 
-    headline, damaged = write_tables(load_study(settings.study_file), settings.out)
+    made = write_tables(load_study(settings.study_file), settings.out)
+    headline = made.headline
     print(headline.model_dump_json(indent=1) if settings.json_ else markdown(headline))
-    if damaged:
-        raise DilocoError("cells that are left out: " + "; ".join(damaged))
+    if made.damaged:
+        for line in made.damaged:
+            print(line, file=sys.stderr)
+        count = len(made.damaged)
+        raise DilocoError(f"damaged cells that are not in the table: {count}, named above")
 
 
 VERB = Verb(
     name="study table",
     summary="make the tables of a study from its finished cells",
-    details="Make the tables and pictures of a study from the cells that are finished. Runs none.",
+    details=(
+        "Make the tables and pictures of a study from the cells that are finished. Runs none.\n"
+        "Exit code 1 when a cell is damaged; it is named, and the table is of all others."
+    ),
     examples="examples:\n  diloco study table studies/headline.toml --json",
     settings=StudyTableSettings,
     run=run,

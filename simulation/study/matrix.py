@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,11 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fragments.errors import SettingsError
 from fragments.overlay import overlay
 from fragments.runspec import RunSpec
+from simulation.study.sense import check_finite, check_keys, check_seeds, explain
 from simulation.world import World
 
 Start = Literal["scratch", "warm"]
 Kind = Literal["rounds", "pushes", "data_parallel", "alone"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}$")]
+NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}$"
+"""Of studies and rows; they are names of files too."""
+
+Name = Annotated[str, Field(pattern=NAME)]
 Seed = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Reference = Literal["dp", "alone", "equal", "sync"]
 """What a row may be held to: data-parallel, one learner alone, the same with equal learners, and
@@ -153,11 +156,13 @@ def load_study(path: Path) -> Study:
 
     Raises SettingsError where it cannot be read or makes no sense.
     """
+    document: dict[str, Any] = {}
     try:
-        study = Study.model_validate(_document(path))
+        document = _document(path)
+        study = Study.model_validate(document)
         plan(study)
     except ValidationError as error:
-        raise SettingsError(f"{path}: {_explain(error)}") from error
+        raise SettingsError(f"{path}: {explain(error, rows=document.get('rows'))}") from error
     except (AttributeError, TypeError, ValueError) as error:
         # A table where a value is wanted, or the other way round.
         raise SettingsError(f"{path}: {error}") from error
@@ -197,7 +202,7 @@ def plan(study: Study) -> tuple[PlannedRow, ...]:
 
     Raises SettingsError for a setting that no run takes, or a row named twice or missing.
     """
-    _check_seeds(study.name, study.seeds)
+    check_seeds(study.name, study.seeds)
     rows = tuple(_planned(study))
     names = [row.name for row in rows]
     for row in rows:
@@ -247,41 +252,21 @@ def _plan_row(
         for seed in (row.seeds or study.seeds)
     )
     for part, given in (*layers.items(), ("warm.spec", warm.spec if warm else {})):
-        _check_finite(f"row {name}: {part}", given)
-    if "seed" in layers["spec"]:
-        raise SettingsError(f"row {name}: spec.seed is the study's: give seeds")
-    try:
-        for recipe in recipes:
-            _ = recipe.run_spec, recipe.run_world
-    except ValidationError as error:
-        raise SettingsError(f"row {name}: {_explain(error)}") from error
+        check_finite(f"row {name}: {part}", given)
+        if part != "world" and "seed" in given:
+            raise SettingsError(f"row {name}: {part}.seed is the study's: give seeds")
+        check_keys(f"row {name}", part, World if part == "world" else RunSpec, given)
     versus = {key: row_name(other, start) for key, other in {**study.versus, **row.versus}.items()}
     return PlannedRow(name=name, about=row.about, start=start, versus=versus, recipes=recipes)
-
-
-def _check_seeds(where: str, seeds: tuple[int, ...]) -> None:
-    if len(set(seeds)) < len(seeds):
-        raise SettingsError(f"{where}: a seed is there twice: {list(seeds)}")
 
 
 def _check_row(name: str, row: Row) -> None:
     """Raises SettingsError for a key that the row's kind does not take."""
     if row.seeds is not None:
-        _check_seeds(f"row {name}", row.seeds)
+        check_seeds(f"row {name}", row.seeds)
     for key, kind in (("pushed", "pushes"), ("late_against", "rounds")):
         if key in row.model_fields_set and row.kind != kind:
             raise SettingsError(f'row {name}: {key} is for kind = "{kind}", not "{row.kind}"')
-
-
-def _check_finite(where: str, given: Any) -> None:
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            _check_finite(f"{where}.{key}", value)
-    elif isinstance(given, list | tuple):
-        for value in given:
-            _check_finite(where, value)
-    elif isinstance(given, float) and not math.isfinite(given):
-        raise SettingsError(f"{where}: {given} is no number that a run could take")
 
 
 def row_name(name: str, start: Start) -> str:
@@ -315,14 +300,3 @@ def _as_name(value: Any) -> str:
         return "-".join(f"{key}_{_as_name(inner)}" for key, inner in value.items())
     text = value if isinstance(value, str) else json.dumps(value)
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in text).strip("-")
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for detail in error.errors(include_url=False):
-        where = ".".join(str(part) for part in detail["loc"])
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            message = "no such setting"
-        lines.append(f"{where}: {message}" if where else message)
-    return "; ".join(lines)

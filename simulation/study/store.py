@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fragments.errors import SettingsError
-from fragments.sealed import seal, unseal
+from fragments.sealed import SEAL, seal, unseal
 from simulation.result import RunResult
-from simulation.study.matrix import Recipe
+from simulation.study.matrix import NAME, Recipe
 
 PREFERRED = "headline"
 """The study whose row is meant where several have another of that name."""
@@ -61,6 +62,12 @@ def _holds(then: Any, now: Any) -> bool:
     return bool(then == now)
 
 
+class DamagedCellError(SettingsError):
+    """A file that should be a finished cell and is not, or is another's; the message says what to
+    do.
+    """
+
+
 class Store:
     """The cells under one directory, `<study>/<row>-<seed>.json`."""
 
@@ -94,7 +101,7 @@ class Store:
         return self._directory / study / f"{row}-{seed}.json"
 
     def read(self, study: str, row: str, seed: int) -> Cell | None:
-        """The finished cell, None where there is none. Raises SettingsError for one that is not
+        """The finished cell, None where there is none. Raises DamagedCellError for one that is not
         what was written there.
         """
         path = self.path(study, row, seed)
@@ -102,18 +109,15 @@ class Store:
             return None
         remedy = "remove it to have it made again"
         try:
-            # By its text: what JSON has no numbers for is written in words.
-            cell = Cell.model_validate_json(json.dumps(unseal(path.read_bytes())))
-        except ValidationError as error:
-            faults = error.error_count()
-            raise SettingsError(f"{path} is no finished cell: {faults} faults; {remedy}") from error
+            cell = _parsed(path.read_bytes())
         except (ValueError, OSError) as error:
-            raise SettingsError(f"{path} is no finished cell: {error}; {remedy}") from error
+            told = f"{path} is no finished cell: {error}; {remedy}"
+            raise DamagedCellError(told) from error
         if (cell.study, cell.row, cell.seed, cell.recipe.seed) != (study, row, seed, seed):
             found = f"{cell.study}/{cell.row} seed {cell.seed}"
-            raise SettingsError(f"{path} is the cell of {found}; {remedy}")
+            raise DamagedCellError(f"{path} is the cell of {found}; {remedy}")
         if cell.recipe.digest != cell.recipe_digest:
-            raise SettingsError(f"{path} has another recipe than it says; {remedy}")
+            raise DamagedCellError(f"{path} has another recipe than it says; {remedy}")
         return cell
 
     def finished(self, study: str, row: str, recipe: Recipe) -> Cell | None:
@@ -151,6 +155,11 @@ class Store:
         Studies have rows of one name that are other runs, as their lengths differ: then that of
         the study `PREFERRED`. Raises SettingsError when there is none, or nothing says which.
         """
+        if not re.fullmatch(NAME, row) or seed < 0:
+            raise SettingsError(
+                f"{row} with seed {seed} names no cell: a row is called as in the table, and seeds"
+                " begin at 0"
+            )
         studies = sorted(p.name for p in self._directory.glob("*") if p.is_dir())
         if study is not None:
             if study not in studies:
@@ -172,3 +181,20 @@ class Store:
                 f"row {row} is in several studies ({names}): say which, --from-study"
             )
         return next(iter(found.values()))
+
+
+def _parsed(data: bytes) -> Cell:
+    """Raises ValueError, with a sentence, where that is not what was written."""
+    try:
+        document = unseal(data)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError("it is no JSON") from error
+    except ValueError as error:
+        if SEAL.encode() not in data:
+            raise ValueError(f"it has no checksum ({SEAL})") from error
+        raise
+    try:
+        # By its text: what JSON has no numbers for is written in words.
+        return Cell.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise ValueError(f"{error.error_count()} faults") from error

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -43,6 +46,62 @@ def halved(settings: dict[str, Any], data: str | None, seed: int) -> TinyProgram
     """The tiny program whose step comes in two halves, and whose rate falls with progress."""
     del settings, data, seed
     return _Halved()
+
+
+class _Sized(TinyProgram):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self._width = width
+
+    def init_params(self, seed: int) -> Any:
+        params = super().init_params(seed)
+        return params | {"w": params["w"][: self._width]}
+
+
+def sized(settings: dict[str, Any], data: str | None, seed: int) -> TinyProgram:
+    """The tiny program with a `width` of its own."""
+    del data, seed
+    return _Sized(**settings)
+
+
+class _Greedy(TinyProgram):
+    def batch(self, shard: Shard, cursor: int) -> Any:
+        raise MemoryError
+
+
+def greedy(settings: dict[str, Any], data: str | None, seed: int) -> TinyProgram:
+    """The tiny program where there is no memory for a batch."""
+    del data, seed
+    return _Greedy(**settings)
+
+
+class _Killed(TinyProgram):
+    def batch(self, shard: Shard, cursor: int) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().batch(shard, cursor)
+
+
+def killed(settings: dict[str, Any], data: str | None, seed: int) -> TinyProgram:
+    """The tiny program whose process the system kills."""
+    del data, seed
+    return _Killed(**settings)
+
+
+class _Stuck(TinyProgram):
+    def __init__(self, told: str) -> None:
+        super().__init__()
+        self._told = Path(told)
+
+    def batch(self, shard: Shard, cursor: int) -> Any:
+        self._told.write_text("")
+        threading.Event().wait()
+        return super().batch(shard, cursor)
+
+
+def stuck(settings: dict[str, Any], data: str | None, seed: int) -> TinyProgram:
+    """The tiny program that waits for its first batch for good; it opens the pipe `told` first."""
+    del data, seed
+    return _Stuck(**settings)
 
 
 class _Ending(TinyProgram):

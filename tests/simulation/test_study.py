@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,13 @@ import pytest
 
 from fragments.errors import SettingsError
 from fragments.runspec import RunSpec
+from fragments.sealed import seal, unseal
 from learner.program import Program
 from simulation.result import RunResult
 from simulation.study.cell import run_recipe
 from simulation.study.matrix import Recipe, Study, load_study, plan
 from simulation.study.plot import draw_bits
-from simulation.study.store import Cell, Store
+from simulation.study.store import Cell, DamagedCellError, Store
 from simulation.study.table import markdown, summarise
 from tests.support.tiny import TinyProgram
 
@@ -100,6 +102,16 @@ def test_warm_rows_have_the_plain_name_and_their_own_references() -> None:
         ({"rows": [{"name": "a", "kind": "alone", "late_against": "base"}]}, "late_against is for"),
         ({"spec": {"outer": {"learning_rate": math.nan}}}, "outer.learning_rate: nan is no number"),
         ({"world": {"speeds": [1, 1], "links": {"-1": {}}}}, "no learner -1"),
+        ({"rows": [{"name": "a", "vary": {"spec.seed": [1]}}]}, "row a-seed_1_scratch: spec.seed"),
+        (
+            {"starts": ["warm"], "warm": {"tokens": 64, "spec": {"quorum": -1}}},
+            r"row a: warm\.spec\.quorum: ",
+        ),
+        ({"starts": ["warm"], "warm": {"tokens": 64, "spec": {"seed": 1}}}, r"a: warm\.spec\.seed"),
+        (
+            {"world": {"speeds": [1, 1], "links": {"2": {}}}},
+            "row a_scratch: world: links: there is",
+        ),
         (
             {
                 "world": {
@@ -115,6 +127,16 @@ def test_warm_rows_have_the_plain_name_and_their_own_references() -> None:
 def test_a_study_that_makes_no_sense_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         plan(_study(**change))
+
+
+@pytest.mark.parametrize("seeds", ["[1, 1]", "[1.0]", "[true]", '["1"]'])
+def test_seeds_are_whole_numbers_and_no_one_is_there_twice(tmp_path: Path, seeds: str) -> None:
+    path = tmp_path / "s.toml"
+    for own, key in ((seeds, "seeds"), ("[0]", r"row a\w*: seeds")):
+        text = f'name = "s"\ntitle = "S"\nseeds = {own}\n[[rows]]\nname = "a"\nseeds = {seeds}\n'
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(SettingsError, match=key):
+            load_study(path)
 
 
 def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:
@@ -237,6 +259,59 @@ def test_finished_cells_are_kept_and_others_recipes_do_not_count(tmp_path: Path)
         store.find("a_scratch", 7)
 
 
+def _edit(path: Path, sealed: bool, **changes: Any) -> None:
+    document = unseal(path.read_bytes()) | changes
+    path.write_bytes(seal(document) if sealed else json.dumps(document).encode())
+
+
+def test_a_cell_that_is_anothers_or_edited_is_refused_by_name(tmp_path: Path) -> None:
+    store, recipes = Store(tmp_path), plan(_study())[0].recipes
+    first, second = (_cell("a", recipe, 2.5) for recipe in recipes)
+    path = store.write(first)
+    store.write(second)
+
+    def refused(sentence: str, seed: int = 0) -> None:
+        place = store.path("small", "a", seed)
+        with pytest.raises(DamagedCellError, match=sentence) as raised:
+            store.find("a", seed)
+        assert str(raised.value).startswith(str(place))
+        assert str(raised.value).endswith("remove it to have it made again")
+        assert place.name not in {f"a-{cell.seed}.json" for cell in store.by_recipe().values()}
+
+    store.path("small", "a", 7).write_bytes(path.read_bytes())
+    refused("is the cell of small/a seed 0", seed=7)
+    _edit(path, sealed=False)
+    refused("it has no checksum")
+    store.write(first)
+    path.write_text(path.read_text().replace("2.5", "2.4"))
+    refused("it is not what was written")
+    store.write(first)
+    _edit(path, sealed=True, recipe=second.recipe.model_dump(mode="json"))
+    refused("is the cell of small/a seed 0")
+    store.write(first)
+    other = first.recipe.model_copy(update={"world": {"speeds": [1, 0.5]}})
+    _edit(path, sealed=True, recipe=other.model_dump(mode="json"))
+    refused("has another recipe than it says")
+    path.write_bytes(b"\xff{")
+    refused("it is no JSON")
+    store.write(first)
+    assert store.find("a", 0) == first
+
+
+@pytest.mark.parametrize(("row", "seed"), [("../small/a", 0), ("a/b", 0), ("", 0), ("a", -1)])
+def test_what_is_no_name_of_a_cell_is_not_looked_for(tmp_path: Path, row: str, seed: int) -> None:
+    with pytest.raises(SettingsError, match="names no cell"):
+        Store(tmp_path).find(row, seed)
+
+
+def test_the_cells_of_this_repository_are_as_they_were_written() -> None:
+    directory = Path(__file__).parents[2] / "docs" / "results" / "cells"
+    store = Store(directory)
+    for path in directory.glob("*/*.json"):
+        row, _, seed = path.stem.rpartition("-")
+        assert store.read(path.parent.name, row, int(seed)) is not None
+
+
 def test_the_study_that_is_meant_is_the_one_named_or_the_headline(tmp_path: Path) -> None:
     store = Store(tmp_path)
     recipe, longer = plan(_study())[0].recipes[0], plan(_study(world={"jitter": 0.5}))[0].recipes[0]
@@ -312,6 +387,25 @@ def test_the_table_is_paired_by_seed() -> None:
     assert table.missing == ()
     text = markdown(table)
     assert "| `a_scratch` | 2 | 2.5550 ± 0.7566 | +2.00 ± 12.71 | 0.800 ± 1.271 |" in text
+
+
+def test_a_single_seed_has_no_spread_and_a_diverged_run_no_number(tmp_path: Path) -> None:
+    study = _study(seeds=[0], versus={"dp": "dp"})
+    rows, losses = plan(study), {"a_scratch": math.nan, "dp_scratch": 2.0, "one_scratch": 2.2}
+    cells = {
+        row.name: {0: _cell(row.name, row.recipes[0], losses[row.name]).model_copy()}
+        for row in rows
+    }
+    table = summarise(study, rows, cells)
+    said = json.loads(table.model_dump_json())["rows"]
+    assert said["one_scratch"]["loss_std"] is None
+    assert said["a_scratch"]["loss_mean"] is None
+    assert said["a_scratch"]["gap_to_dp_percent"] is None
+    lines = markdown(table).splitlines()
+    assert next(line for line in lines if "`dp_scratch` |" in line).startswith(
+        "| `dp_scratch` | 1 | 2.0000 | +0.00 | - |"
+    )
+    assert any("| diverged | diverged |" in line for line in lines)
 
 
 def test_data_parallel_has_a_time_only_where_its_gradients_take_some() -> None:
