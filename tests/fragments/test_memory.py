@@ -1,0 +1,62 @@
+"""Arrays that jax takes over without a copy, and whose pages the next one takes over."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import numpy as np
+
+from fragments.memory import KEPT, SLAB_BYTES, empty, on_device
+
+SHAPE = (SLAB_BYTES // 4096 + 3, 1024)
+"""Of float32: a size that no other test has."""
+
+
+def _address(values: np.ndarray) -> int:
+    return int(values.ctypes.data)
+
+
+def test_pages_go_to_the_next_array_once_nobody_holds_the_last() -> None:
+    first = empty(SHAPE, np.float32)
+    where, part = _address(first), first[5:7].reshape(-1)
+    part[:] = 3.0
+    del first
+    gc.collect()
+    other = empty(SHAPE, np.float32)
+    assert _address(other) != where, "a part of the first is still held"
+    assert (part == 3.0).all()
+    del part
+    gc.collect()
+    assert _address(empty(SHAPE, np.float32)) == where
+
+
+def test_what_jax_holds_is_nobody_elses() -> None:
+    values = empty(SHAPE, np.float32)
+    values[:] = 1.0
+    where, there = _address(values), on_device(values)
+    assert there.unsafe_buffer_pointer() == where, "no copy"
+    del values
+    gc.collect()
+    twice = jax.jit(lambda x: x * 2)(there)
+    others = [empty(SHAPE, np.float32) for _ in range(3)]
+    for other in others:
+        other[:] = 9.0
+    assert where not in {_address(other) for other in others}
+    assert float(there[0, 0]) == 1.0
+    assert float(twice[-1, -1]) == 2.0
+    del there
+    twice.block_until_ready()
+    gc.collect()
+    assert _address(empty(SHAPE, np.float32)) == where
+
+
+def test_few_pages_are_kept() -> None:
+    shape = (SHAPE[0] + 1, SHAPE[1])
+    arrays = [empty(shape, np.float32) for _ in range(KEPT + 4)]
+    places = {_address(each) for each in arrays}
+    assert len(places) == KEPT + 4
+    arrays.clear()
+    gc.collect()
+    again = [empty(shape, np.float32) for _ in range(KEPT)]
+    assert {_address(each) for each in again} <= places
