@@ -232,8 +232,8 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
         )
     try:
         spec = RunSpec.model_validate(document.get("spec"))
-        layout = Layout.from_json((path / "layout.json").read_text())
-    except (ValidationError, LayoutError, OSError, UnicodeDecodeError) as error:
+        layout = Layout.from_json(_read(path / "layout.json", _FROM_A_COPY).decode())
+    except (ValidationError, LayoutError, UnicodeDecodeError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}; {_FROM_A_COPY}") from error
     return spec, layout
 
@@ -250,9 +250,23 @@ def _to_json(record: ServerRecord) -> bytes:
 
 def _read_json(path: Path, remedy: str) -> dict[str, object]:
     """A file that was sealed, or was written before files were."""
+    data = _read(path, remedy)
     try:
-        data = path.read_bytes()
         document = json.loads(data)
         return unseal(data) if SEAL in document else dict(document)
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}; {remedy}") from error
+
+
+def _read(path: Path, remedy: str) -> bytes:
+    """Raises RunDirectoryError: for a file that is gone with the remedy; what is there and cannot
+    be read for the moment needs none.
+    """
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error.strerror}; {remedy}") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be read: {error.strerror}; see to its disk and rights"
+        ) from error

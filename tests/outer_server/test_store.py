@@ -217,3 +217,27 @@ def test_old_snapshots_are_removed(run: Path) -> None:
         with OuterServer(run):
             pass
     assert [path.name for path in numbered(run / "snapshots")] == ["000003", "000004", "000005"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "layout.json", "server.json"])
+def test_what_cannot_be_read_for_the_moment_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    spec = tiny_spec()
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    read = Path.read_bytes
+
+    def forbidden(path: Path) -> bytes:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", forbidden)
+        with (
+            pytest.raises(RunDirectoryError, match=rf"{name} cannot be read: Permission denied"),
+            RunDirectory(tmp_path / "run") as directory,
+        ):
+            directory.record()
+    with RunDirectory(tmp_path / "run") as directory:
+        assert directory.record().epoch == 1
