@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fragments.errors import SettingsError
 from fragments.overlay import overlay
 from fragments.runspec import RunSpec
-from simulation.study.sense import check_finite, check_keys, check_seeds, explain
+from simulation.study.sense import (
+    check_finite,
+    check_keys,
+    check_seeds,
+    check_varied,
+    explain,
+)
 from simulation.world import World
 
 Start = Literal["scratch", "warm"]
@@ -276,6 +282,7 @@ def row_name(name: str, start: Start) -> str:
 
 def _variations(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name suffix and nested settings of each combination in `vary`; one empty one without it."""
+    check_varied(f"row {row.name}", row.vary)
     keys = list(row.vary)
     for values in itertools.product(*(row.vary[key] for key in keys)):
         nested: dict[str, Any] = {}
@@ -290,8 +297,6 @@ def _variations(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
             parts.append(
                 _as_name(value) if isinstance(value, dict) else f"{leaf}_{_as_name(value)}"
             )
-        if set(nested) - {"spec", "world"}:
-            raise SettingsError(f"row {row.name}: vary takes keys under spec and world only")
         yield "".join(f"-{part}" for part in parts), nested
 
 

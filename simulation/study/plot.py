@@ -59,10 +59,11 @@ def draw_gaps(headline: Headline, path: Path) -> bool:
     margin = 0.04 * (max(ends) - min(ends)) + 0.1
     axes.set_xlim(min(ends) - margin, max(ends) + margin)
     for place, (_, row) in enumerate(rows):
-        if abs(row.gap_to_dp_percent or 0.0) > _WIDEST:  # Beyond the picture: a hand towards it.
+        gap = row.gap_to_dp_percent or 0.0
+        if abs(gap) > _WIDEST:  # Beyond the picture: a hand towards it.
             axes.plot(
-                [0.985], [place], marker=">", color=_colour(row), markersize=6,
-                transform=axes.get_yaxis_transform(),
+                [0.985 if gap > 0 else 0.015], [place], marker=">" if gap > 0 else "<",
+                color=_colour(row), markersize=6, transform=axes.get_yaxis_transform(),
             )  # fmt: skip
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from fragments.errors import SettingsError
 
@@ -29,6 +30,21 @@ def check_finite(where: str, given: Any) -> None:
         raise SettingsError(f"{where}: {given} is no number that a run could take")
 
 
+def check_varied(where: str, vary: Mapping[str, Sequence[Any]]) -> None:
+    """Raises SettingsError, with the key, where one varied key would replace another, or what it
+    replaces is no table.
+    """
+    for key, values in vary.items():
+        if key.split(".")[0] not in ("spec", "world"):
+            raise SettingsError(f"{where}: vary: {key} is not under spec or world")
+        for other in vary:
+            if key.startswith(other + "."):
+                raise SettingsError(f"{where}: vary: {key} is inside {other}, which varies too")
+        wrong = [value for value in values if not isinstance(value, Mapping)]
+        if "." not in key and wrong:
+            raise SettingsError(f"{where}: vary: {key} takes tables, not {wrong[0]}")
+
+
 def check_keys(where: str, part: str, model: type[BaseModel], given: Mapping[str, Any]) -> None:
     """Raises SettingsError, with the keys, where `given` is no `model`. `part`: what it is called
     in the file.
@@ -44,13 +60,23 @@ def explain(error: ValidationError, *, under: str = "", rows: Any = None) -> str
     document, which are called by their names.
     """
     lines = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
+        if any(_follows(detail, other) for other in details):
+            continue
         where = _place(([under] if under else []) + list(detail["loc"]), rows)
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             message = "no such setting"
         lines.append(f"{where}: {message}" if where else message)
     return "; ".join(lines)
+
+
+def _follows(detail: ErrorDetails, other: ErrorDetails) -> bool:
+    """Whether a list is short only since what is in it is refused, which is told."""
+    depth = len(detail["loc"])
+    is_inside = len(other["loc"]) > depth and other["loc"][:depth] == detail["loc"]
+    return detail["type"] == "too_short" and is_inside
 
 
 def _place(keys: Sequence[int | str], rows: Any) -> str:

@@ -166,6 +166,8 @@ class Store:
                 known = ", ".join(studies) or "none"
                 raise SettingsError(f"no study {study} is under {self._directory}, but: {known}")
             studies = [study]
+        if PREFERRED in studies and (cell := self.read(PREFERRED, row, seed)) is not None:
+            return cell
         found = {name: cell for name in studies if (cell := self.read(name, row, seed)) is not None}
         if not found:
             where = self._directory if study is None else self._directory / study
@@ -173,8 +175,6 @@ class Store:
                 f"there is no finished cell of row {row} and seed {seed} under {where}: run it in a"
                 " checkout, or name the directory of the results with --out"
             )
-        if PREFERRED in found:
-            return found[PREFERRED]
         if len({cell.recipe_digest for cell in found.values()}) > 1:
             names = ", ".join(found)
             raise SettingsError(

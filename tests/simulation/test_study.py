@@ -129,14 +129,30 @@ def test_a_study_that_makes_no_sense_is_refused(change: dict[str, Any], sentence
         plan(_study(**change))
 
 
+@pytest.mark.parametrize(
+    ("vary", "sentence"),
+    [
+        ({"spec": [1]}, "row a: vary: spec takes tables, not 1"),
+        ({"spec.outer": [{}], "spec.outer.momentum": [0.1]}, "spec.outer.momentum is inside spec"),
+        ({"spec.outer.momentum": [0.1], "spec.outer": [{}]}, "spec.outer.momentum is inside spec"),
+        ({"outer.momentum": [0.1]}, "row a: vary: outer.momentum is not under spec or world"),
+        ({"spec.outer..momentum": [0.1]}, "no such setting"),
+    ],
+)
+def test_keys_to_vary_do_not_replace_one_another(vary: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        plan(_study(rows=[{"name": "a", "vary": vary}]))
+
+
 @pytest.mark.parametrize("seeds", ["[1, 1]", "[1.0]", "[true]", '["1"]'])
 def test_seeds_are_whole_numbers_and_no_one_is_there_twice(tmp_path: Path, seeds: str) -> None:
     path = tmp_path / "s.toml"
     for own, key in ((seeds, "seeds"), ("[0]", r"row a\w*: seeds")):
         text = f'name = "s"\ntitle = "S"\nseeds = {own}\n[[rows]]\nname = "a"\nseeds = {seeds}\n'
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(SettingsError, match=key):
+        with pytest.raises(SettingsError, match=key) as raised:
             load_study(path)
+        assert "at least 1 item" not in str(raised.value)  # What only follows from it is not told.
 
 
 def test_a_file_that_is_no_study_is_refused(tmp_path: Path) -> None:
@@ -328,6 +344,16 @@ def test_the_study_that_is_meant_is_the_one_named_or_the_headline(tmp_path: Path
         store.find("a", 1, "longer")
     store.write(_cell("a", longer, 1.5).model_copy(update={"study": "headline"}))
     assert store.find("a", 0).result.loss == 1.5
+
+
+def test_a_damaged_cell_of_another_study_does_not_hide_the_headlines(tmp_path: Path) -> None:
+    store, recipe = Store(tmp_path), plan(_study())[0].recipes[0]
+    store.write(_cell("a", recipe, 2.0).model_copy(update={"study": "headline"}))
+    store.path("early", "a", 0).parent.mkdir()
+    store.path("early", "a", 0).write_text("{", encoding="utf-8")
+    assert store.find("a", 0).study == "headline"
+    with pytest.raises(SettingsError, match="early"):
+        store.find("a", 0, "early")
 
 
 def test_the_cell_of_the_documented_example_is_found_in_the_results_of_this_repository() -> None:
