@@ -410,7 +410,7 @@ class Engine:
             self._merger.submit(self._holdings.begin_again, item.values)
         elif outcome.state.epoch != self._holdings.epoch:
             values = tuple(self._holdings.published)
-            self._holdings.go_back(outcome.state, values)
+            self._holdings.go_back(outcome.state, values, keeps=True)
             self._merger.submit(self._holdings.begin_again, values)
         for effect in self._make_final(handled) if handled.ends_run else outcome.effects:
             self._perform(effect)

@@ -69,12 +69,15 @@ class Holdings:
             broadcast = self.published[index].broadcast_BxN
             self.publications.reset(index, version, fragment.digest, broadcast)
 
-    def go_back(self, state: RunState, fragments: Sequence[FragmentParameters]) -> None:
-        """Publish other values, in the new epoch of `state`; nothing of the old one is left but
-        what merges of it may still bring: see `begin_again`.
+    def go_back(
+        self, state: RunState, fragments: Sequence[FragmentParameters], *, keeps: bool = False
+    ) -> None:
+        """Publish these values, in the new epoch of `state`; nothing of the old one is left but
+        what merges of it may still bring (see `begin_again`) and, where it `keeps` them,
+        contributions that wait.
         """
         self.published = list(fragments)
-        self.renew(state)
+        self.renew(state, keeps=keeps)
 
     def begin_again(self, fragments: Sequence[FragmentParameters]) -> None:
         """Merge on from these values; for the thread that merges. What it merged before and was

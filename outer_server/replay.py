@@ -72,7 +72,7 @@ class Replay:
             self._begin(event)
         elif self.state.epoch != self.holdings.epoch:
             values = tuple(self.holdings.published)
-            self.holdings.go_back(self.state, values)
+            self.holdings.go_back(self.state, values, keeps=True)
             self.holdings.begin_again(values)
         for effect in outcome.effects:
             if isinstance(effect, Publish | Discard):

@@ -217,9 +217,14 @@ class _Book:
             case Merged(), _:
                 self._merge(event)
             case Started(), _ if event.epoch > self.epoch:
-                self._start(event)
+                self._begin(event.epoch, keeps=event.keeps)
             case _:
                 pass
+        for effect in effects:
+            if isinstance(effect, Note) and effect.what == "version_lost":
+                epoch = dict(effect.fields).get("epoch", self.epoch)
+                if isinstance(epoch, int) and epoch > self.epoch:
+                    self._begin(epoch, keeps=True)
         self._discard(effects)
 
     def _join(self, event: Join, welcome: Welcome) -> None:
@@ -241,16 +246,16 @@ class _Book:
             span = (hello.cursor, welcome.cursor)
             self.holes.append(_Hole(process.learner, process.shard, span))
 
-    def _start(self, event: Started) -> None:
+    def _begin(self, epoch: int, *, keeps: bool) -> None:
         """What waits comes along into a new epoch, or is undone."""
         waiting, self.waiting = self.waiting, {}
-        if not event.keeps:
+        if not keeps:
             for entry in waiting.values():
-                self._lose(entry, Reason.ROLLED_BACK, f"before epoch {event.epoch}")
+                self._lose(entry, Reason.ROLLED_BACK, f"before epoch {epoch}")
             return
-        self.epoch = event.epoch
+        self.epoch = epoch
         for key, entry in waiting.items():
-            meta = replace(entry.meta, key=renamed(key, event.epoch))
+            meta = replace(entry.meta, key=renamed(key, epoch))
             self.waiting[meta.key] = replace(entry, meta=meta)
 
     def _roll_back(self, welcome: Welcome) -> None:

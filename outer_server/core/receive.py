@@ -177,6 +177,7 @@ def _lost(state: RunState, event: HasAdopted, newest: int) -> tuple[RunState, li
         return state, [note, Disconnect(event.learner, goodbye)]
     live = [name for name, record in sorted(state.learners.items()) if record.live]
     state = begin_epoch(state, f"epoch {state.epoch + 1} has begun: {reason}")
+    note = Note("version_lost", reason, (*fields, ("epoch", state.epoch)))
     return state, [note, *(Disconnect(name, goodbye) for name in live)]
 
 

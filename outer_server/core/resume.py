@@ -71,21 +71,21 @@ def renamed(key: ContributionKey, epoch: int) -> ContributionKey:
 
 
 def begin_epoch(state: RunState, reason: str) -> RunState:
-    """`state` in a new epoch of the same server: values and counters stay; every lease, base and
-    contribution is void.
+    """`state` in a new epoch of the same server: values, counters and contributions that wait stay;
+    every lease and base is void.
     """
-    held = state.held
+    held, epoch = state.held, state.epoch + 1
     return replace(
         state,
-        epoch=state.epoch + 1,
+        epoch=epoch,
         due=(),
         closing_until_s=0.0,
         stepped_at_s=None,
         phase=Phase.DRAINING if held else Phase.WAITING,
         phase_reason=held or reason,
-        fragments=tuple(replace(_parked(each), arrived=()) for each in state.fragments),
+        fragments=tuple(_renamed(_parked(each), epoch, keeps=True) for each in state.fragments),
         learners={
-            name: void(ended(record), len(state.fragments))
+            name: void(ended(record), len(state.fragments), keeps=True)
             for name, record in state.learners.items()
         },
     )

@@ -331,8 +331,12 @@ def test_a_learner_that_holds_more_than_was_kept_begins_a_new_epoch(run: Path) -
         again = [Learner(server, "a"), Learner(server, "b")]
         (full,) = server.updates(again[0].lease, 0, None)
         assert (full.version, full.digest) == (Version(2, 0), digests[0])
-        for learner in again:
-            learner.push(fragment=0)
+        # What was acknowledged has come along, and does not count twice.
+        (waiting,) = server.state.fragments[0].arrived
+        assert waiting.key == ContributionKey("a", 0, Version(2, 0))
+        with pytest.raises(RefusedError, match="consumed already"):
+            again[0].push(fragment=0, seed=1)
+        again[1].push(fragment=0)
         for step in range(2, 40):
             for learner in again:
                 server.report(learner.lease, Report(step, 16 * step, step))
@@ -343,6 +347,9 @@ def test_a_learner_that_holds_more_than_was_kept_begins_a_new_epoch(run: Path) -
         killed = crashed(run, run.parent / "killed")
     for left in (run, killed):
         assert history.replay(left).differences == ()
+        account = history.data_account(left)
+        assert {each.learner for each in account.merged if each.fragment == 0} == {"a", "b"}
+        assert account.overlaps == ()
         with OuterServer(left, disk=SamePlace()) as server:
             assert server.status().epoch == 2
             assert [fragment.version for fragment in server.state.fragments] >= versions
