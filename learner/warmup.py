@@ -27,10 +27,10 @@ class InnerWarmup:
         self._made = steps
 
     def warm_up(self, params: Params) -> None:
-        """Compile what `apply` runs, before training begins."""
+        """Compile what `apply` runs, before training begins. Holds one tensor more at a time."""
         if self._steps > 0:
-            for leaf in jax.tree.leaves(_towards(params, params, jnp.float32(1))):
-                leaf.block_until_ready()
+            for leaf in jax.tree.leaves(params):
+                _between(leaf, leaf, jnp.float32(1)).block_until_ready()
 
     def begin(self) -> None:
         """The inner moments do not suit the weights from here on."""
@@ -41,13 +41,11 @@ class InnerWarmup:
         if self._made >= self._steps:
             return after
         self._made += 1
-        return _towards(before, after, jnp.float32(self._made / (self._steps + 1)))
+        share = jnp.float32(self._made / (self._steps + 1))
+        return jax.tree.map(lambda old, new: _between(old, new, share), before, after)
 
 
 @jax.jit
-def _towards(before: Params, after: Params, share: Float32[Array, ""]) -> Params:
-    def between(old: Array, new: Array) -> Array:
-        wide = old.astype(jnp.float32)
-        return (wide + share * (new.astype(jnp.float32) - wide)).astype(old.dtype)
-
-    return jax.tree.map(between, before, after)
+def _between(old: Array, new: Array, share: Float32[Array, ""]) -> Array:
+    wide = old.astype(jnp.float32)
+    return (wide + share * (new.astype(jnp.float32) - wide)).astype(old.dtype)
