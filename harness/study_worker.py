@@ -100,8 +100,7 @@ def answer(recipe: Recipe, cache: Path) -> Answer:
         result = run_recipe(recipe, _load_program, cache, made_by())
     except DilocoError as error:
         return Answer(refusal=str(error), wall_s=round(time.monotonic() - began_s, 2))
-    except Exception as error:
-        # jax has no narrower error for it than its RuntimeError.
+    except (MemoryError, RuntimeError) as error:  # jax's own for it is a RuntimeError
         if not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
             raise
         refusal = "out of memory: fewer --workers or a smaller model need less"
