@@ -49,6 +49,7 @@ class _Slab:
 
     _free: ClassVar[defaultdict[int, list[mmap.mmap]]] = defaultdict(list)
     _lock = threading.RLock()  # The collector may end one slab while this thread makes another.
+    _kept: ClassVar[int] = KEPT  # At the interpreter's end the module's names are gone before it.
 
     def __init__(self, size: int) -> None:
         with self._lock:
@@ -66,7 +67,7 @@ class _Slab:
 
     def __del__(self) -> None:
         with self._lock:
-            if len(self._free[self._size]) < KEPT:
+            if len(self._free[self._size]) < self._kept:
                 self._free[self._size].append(self._pages)
 
 

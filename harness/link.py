@@ -46,6 +46,10 @@ class LinkShape:
     window_bytes: int = 6 << 20
 
 
+CLEAR = LinkShape()
+"""A link that does nothing to what it carries."""
+
+
 class _Direction:
     """One way of a link. When a piece arrives is known as soon as it has a place in the queue."""
 

@@ -47,6 +47,13 @@ class BenchFaultsSettings(MeasureSettings):
     seeds: int = Field(
         default=1, ge=1, le=20, description="schedules for each MTBF, from that seed on"
     )
+    rate_mbit: float | None = Field(
+        default=None,
+        ge=0.1,
+        le=100_000,
+        description="Mbit/s of each learner's link, each way, for all three ways to train; takes"
+        " root (default: loopback)",
+    )
 
 
 def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
@@ -70,6 +77,7 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
         checkpoint_every_s=settings.checkpoint_every_s,
         seed=settings.seed,
         seeds=settings.seeds,
+        rate_mbit=settings.rate_mbit,
     )
 
 
@@ -118,11 +126,15 @@ VERB = Verb(
         "that at none. --out keeps faults.json, faults.md, faults.png and all runs.\n\n"
         "Says first how long it takes, 40 minutes by the defaults. Processes need seconds of a\n"
         "processor to start, so leave the machine alone meanwhile; the report says how many were\n"
-        "late. With --seeds 5 it prints means and standard deviations over five schedules."
+        "late. With --seeds 5 it prints means and standard deviations over five schedules.\n\n"
+        "With --rate-mbit each learner is behind a link of that rate: a relay for learners of the\n"
+        "outer server, a network namespace for each worker of the data-parallel job, which needs\n"
+        "root. What the link costs data-parallel training is then part of what it does not keep."
     ),
     examples=(
         "examples:\n  diloco bench faults --out runs/faults\n"
-        "  diloco bench faults --mtbf-s 30 --tokens 300000 --json"
+        "  diloco bench faults --mtbf-s 30 --tokens 300000 --json\n"
+        "  sudo diloco bench faults --mtbf-s 180 --rate-mbit 1"
     ),
     settings=BenchFaultsSettings,
     run=run,

@@ -9,6 +9,7 @@ from pathlib import Path
 from fragments.runspec import CodecSettings, OuterSettings, ProgramSettings, RunSpec
 from harness.chaos.outages import Outage, OutageKind
 from harness.chaos.schedule import Faults, Schedule, make_schedule, stretches
+from harness.link import CLEAR, LinkShape
 from harness.plan import Island, make_islands
 
 TOKENS_PER_LEARNER = 300_000
@@ -51,7 +52,7 @@ class ChaosPlan:
     `tokens_per_fault`: trained tokens of all learners in a stretch of the schedule; the budget of
     `spec` is set from it, unless `tokens` is given. `compare`: the same run is done first with no
     faults, at the same budget. `is_calm`: nothing of all that happens. `mtbf_s`, `repair_s`: what
-    the outages were drawn with, where they were. `restart_s`: see `LocalSite`.
+    the outages were drawn with, where they were. `restart_s`, `link`: see `LocalSite`.
     """
 
     out: Path
@@ -72,6 +73,7 @@ class ChaosPlan:
     mtbf_s: float | None = None
     repair_s: float | None = None
     restart_s: float | None = None
+    link: LinkShape = CLEAR
 
     @property
     def storms(self) -> tuple[Outage, ...]:

@@ -13,7 +13,7 @@ from harness.chaos.plot import draw_chaos
 from harness.chaos.points import Trap
 from harness.chaos.report import report
 from harness.chaos.result import ChaosResult
-from harness.chaos.site import CLEAR, LocalSite
+from harness.chaos.site import LocalSite
 from harness.chaos.steps import Steps, stamped
 from harness.chaos.storm import Storm
 from harness.chaos.summing import Course, course_of, summed_up
@@ -77,7 +77,7 @@ class Chaos:
         self._told_s = 0.0
         names = names_of(plan.islands)
         control, bulk = free_ports(2)
-        with Relays(dict.fromkeys(names, CLEAR)) as relays, Supervisor() as processes:
+        with Relays(dict.fromkeys(names, plan.link)) as relays, Supervisor() as processes:
             cluster = self._cluster(plan, places, processes, relays, (control, bulk))
             cluster.make_run()
             cluster.start_compiling()
@@ -89,7 +89,7 @@ class Chaos:
                 steps, trap = Steps(places.stamps), Trap(places.trap)
                 paces_s = {island.name: island.pace_s for island in plan.islands}
                 site = LocalSite(
-                    processes, relays.links, steps, paces_s, places.full, plan.restart_s
+                    processes, relays.links, steps, paces_s, places.full, plan.restart_s, plan.link
                 )
                 breaker = Breaker(plan.storms, site, self.tell)
                 storm = Storm(plan, cluster, watcher, steps, trap, breaker, self.tell)

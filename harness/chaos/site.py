@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.chaos.outages import Outage, OutageKind
 from harness.chaos.steps import Steps
-from harness.link import Link, LinkShape
+from harness.link import CLEAR, Link, LinkShape
 from harness.plan import SERVER
 from harness.processes import Supervisor
 
@@ -16,9 +16,6 @@ JOIN_S = 3.0
 """So long before its next step a learner that returns sets about joining: compiled programs are
 read, the newest weights fetched. Before that it is not seen, and nobody waits for it.
 """
-
-CLEAR = LinkShape()
-"""A link that does nothing to what it carries."""
 
 
 @dataclass(slots=True)
@@ -28,7 +25,7 @@ class LocalSite:
 
     `restart_s`: from the repair of a learner that was killed to its next step, however fast
     processes start here: its process is started at the kill, and held. None: for as long as it
-    takes, from the repair on.
+    takes, from the repair on. `link`: what each learner's is when nothing is wrong.
     """
 
     processes: Supervisor
@@ -37,6 +34,7 @@ class LocalSite:
     paces_s: Mapping[str, float]
     full: Path
     restart_s: float | None = None
+    link: LinkShape = CLEAR
     _slowed: dict[str, float] = field(default_factory=dict)
     _back_at_s: dict[str, float] = field(default_factory=dict)
 
@@ -59,7 +57,8 @@ class LocalSite:
             case OutageKind.PARTITION:
                 self.links[whom].cut()
             case OutageKind.RATE:
-                self.links[whom].reshape(LinkShape(rate_mbit=outage.mbit or CLEAR.rate_mbit))
+                rate_mbit = outage.mbit or self.link.rate_mbit
+                self.links[whom].reshape(replace(self.link, rate_mbit=rate_mbit))
             case OutageKind.SLOW:
                 self._slowed[whom] = self.paces_s[whom] * (outage.factor or 1.0)
             case OutageKind.DISK_FULL:
@@ -75,7 +74,7 @@ class LocalSite:
             case OutageKind.PARTITION:
                 self.links[whom].mend()
             case OutageKind.RATE:
-                self.links[whom].reshape(CLEAR)
+                self.links[whom].reshape(self.link)
             case OutageKind.SLOW:
                 del self._slowed[whom]
                 self.tick()

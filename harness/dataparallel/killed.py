@@ -1,4 +1,4 @@
-"""A real data-parallel job on this machine whose workers are killed by a schedule.
+"""A real data-parallel job whose workers are killed by a schedule.
 
 Nobody can go on without the one that was killed, so the job ends with it, and is started again as
 a whole, from its checkpoint, when whoever is down is repaired. What a restart takes is set, not
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from harness.chaos.outages import Downtime
 from harness.cluster import Look
-from harness.dataparallel.job import DataParallelJob, Here
+from harness.dataparallel.job import DataParallelJob, Here, Places
 from harness.dataparallel.lives import JobResult, Life, job_result, next_step_s
 from harness.gated import Gate
 from harness.ports import free_ports
@@ -47,6 +47,7 @@ class KilledJob:
     stop: threading.Event
     tell: Callable[[str], None]
     enough_steps: int | None = None
+    places: Places = field(default_factory=Here)
     _lives: list[Life] = field(default_factory=list)
     _late_s: list[float] = field(default_factory=list)
     _came: list[Downtime] = field(default_factory=list)
@@ -106,7 +107,7 @@ class KilledJob:
     def _start(self, processes: Supervisor) -> None:
         """All processes anew, held before their first step."""
         self._number, self._let_go_s = self.job.saved_number, None
-        self.job.start(processes, Here(), free_ports(1)[0])
+        self.job.start(processes, self.places, free_ports(1)[0])
         self._gates = self.job.gates(processes)
         for gate in self._gates:
             gate.shut()

@@ -15,6 +15,7 @@ from harness.chaos.plan import ChaosPlan, small_data, small_spec
 from harness.chaos.schedule import Faults
 from harness.dataparallel.job import DataParallelJob
 from harness.dataparallel.killed import Downtimes
+from harness.link import CLEAR, LinkShape
 from harness.plan import names_of
 
 _AROUND_S = 40.0
@@ -35,7 +36,8 @@ def rates_spec() -> RunSpec:
 class FaultRatesPlan:
     """What to run, `mtbfs_s` one after another. `tokens`: that each run trains but the
     data-parallel ones, which take as long as Decoupled DiLoCo. `restart_s`: from a repair to the
-    next step, for all of them. `seeds`: schedules at each rate, from `seed` on.
+    next step, for all of them. `seeds`: schedules at each rate, from `seed` on. `rate_mbit`: what
+    the link of each learner carries each way, for all of them; None for this machine's loopback.
     """
 
     out: Path
@@ -48,6 +50,7 @@ class FaultRatesPlan:
     checkpoint_every_s: float = 10.0
     seed: int = 1
     seeds: int = 1
+    rate_mbit: float | None = None
     wall_limit_s: float = 3600.0
 
     def undisturbed(self) -> ChaosPlan:
@@ -64,6 +67,7 @@ class FaultRatesPlan:
             tokens=self.tokens,
             checkpoint_every_s=self.checkpoint_every_s,
             restart_s=self.restart_s,
+            link=LinkShape(self.rate_mbit) if self.rate_mbit else CLEAR,
         )
 
     def decoupled(self, mtbf_s: float, seed: int) -> ChaosPlan:

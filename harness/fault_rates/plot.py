@@ -44,8 +44,9 @@ def draw(result: FaultRatesResult, path: Path) -> None:
     axes.axhline(100 * result.undisturbed.goodput, color=_FAINT, linewidth=1, linestyle=":")
     for line in _LINES:
         _draw_line(axes, line, rates)
+    over = f", over links of {result.rate_mbit:g} Mbit/s" if result.rate_mbit else ""
     axes.set_title(
-        "What is kept of a run in which learners are killed", loc="left", fontsize=12,
+        f"What is kept of a run in which learners are killed{over}", loc="left", fontsize=12,
         fontweight="bold", color=_INK, pad=10,
     )  # fmt: skip
     axes.set_xscale("log")

@@ -17,7 +17,7 @@ def report(result: FaultRatesResult) -> str:
     """Tables of what was kept, and of where the rest went."""
     rates = result.rates
     parts = [
-        f"# Faults at {len(rates)} rate{'s' if len(rates) > 1 else ''}",
+        f"# Faults at {len(rates)} rate{'s' if len(rates) > 1 else ''}{_over(result)}",
         _about(result),
         _kept(result),
         _what(result),
@@ -28,6 +28,10 @@ def report(result: FaultRatesResult) -> str:
     if result.falls_short:
         parts.append("\n".join(["Falls short:", "", *(f"- {one}" for one in result.falls_short)]))
     return "\n\n".join(parts)
+
+
+def _over(result: FaultRatesResult) -> str:
+    return f" over links of {result.rate_mbit:g} Mbit/s" if result.rate_mbit else ""
 
 
 def _about(result: FaultRatesResult) -> str:
@@ -42,7 +46,17 @@ def _about(result: FaultRatesResult) -> str:
         f" {result.repair_s:g} s. From the repair to the next step pass {result.restart_s:g} s, by"
         " a setting, for everybody: processes are started at the kill and held until then, so that"
         " this machine's cores are not what is measured. Everybody writes a checkpoint every"
-        f" {result.checkpoint_s:g} s."
+        f" {result.checkpoint_s:g} s.{_links(result)}"
+    )
+
+
+def _links(result: FaultRatesResult) -> str:
+    if not result.rate_mbit:
+        return ""
+    return (
+        f" Each learner is behind a link of {result.rate_mbit:g} Mbit/s each way: a relay in user"
+        " space before the outer server, a device of the kernel's between the workers of the"
+        " data-parallel job."
     )
 
 
@@ -74,9 +88,10 @@ def _what(result: FaultRatesResult) -> str:
         " one of them is away, so each loses its own time alone, under these kills, with this"
         f" restart and from a checkpoint. **Data-parallel**: {result.undisturbed.learners} workers"
         " of one job (`jax.distributed`, Gloo), which ends with any of them and is started again as"
-        " a whole from its checkpoint; its steps exchange gradients over loopback; it runs as long"
-        " as Decoupled DiLoCo, and steps that are made again count once. **Synchronous DiLoCo**:"
-        " the same server and learners: all that are there must answer before anybody goes on;"
+        " a whole from its checkpoint; its steps exchange gradients over"
+        f" {'its links' if result.rate_mbit else 'loopback'}; it runs as long as Decoupled DiLoCo,"
+        " and steps that are made again count once. **Synchronous DiLoCo**: the same server and"
+        " learners: all that are there must answer before anybody goes on;"
         " it trains the same tokens as Decoupled DiLoCo, under the same schedule, for as long as"
         " that takes. Judged is the MTBF at which"
         f" data-parallel training keeps what is nearest to 57.5%: {judged.mtbf_s:g} s, where"

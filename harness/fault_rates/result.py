@@ -100,6 +100,9 @@ class FaultRatesResult(BaseModel):
     repair_s: float
     restart_s: float = Field(description="from a repair to the next step, set for all")
     checkpoint_s: float = Field(description="from one checkpoint to the next")
+    rate_mbit: float | None = Field(
+        default=None, description="Mbit/s of each learner's link, each way; null: not bounded"
+    )
     goodput_bound: float = GOODPUT_BOUND
     loss_bound: float = LOSS_BOUND
     falls_short: tuple[str, ...] = Field(description="a sentence for each figure that is not met")
@@ -134,8 +137,12 @@ def bound_of(rate: Rate) -> float:
     return max(GOODPUT_BOUND, rule) if rate.is_in_band else rule
 
 
-def falls_short(undisturbed: ChaosResult, runs: Sequence[RateRun]) -> Iterator[str]:
-    """A sentence for each figure that is not met."""
+def falls_short(
+    undisturbed: ChaosResult, runs: Sequence[RateRun], *, is_thin: bool = False
+) -> Iterator[str]:
+    """A sentence for each figure that is not met. `is_thin`: the links slow data-parallel training
+    down, so that what it keeps does not say how hard the faults are.
+    """
     yield from undisturbed.findings
     for run in runs:
         at = f"at an MTBF of {run.mtbf_s:g} s"
@@ -143,7 +150,7 @@ def falls_short(undisturbed: ChaosResult, runs: Sequence[RateRun]) -> Iterator[s
         yield from (f"{at}, synchronous DiLoCo: {each}" for each in run.synchronous.findings)
     rate = nearest(rates_of(runs))
     at, kept = f"at an MTBF of {rate.mtbf_s:g} s", rate.data_parallel
-    if not rate.is_in_band:
+    if not rate.is_in_band and not is_thin:
         yield (
             f"data-parallel training keeps {kept} {at}, and 55 to 60% at none: give --mtbf-s"
             f" {'longer' if kept.mean < BAND[0] else 'shorter'} ones to judge by"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import jax
 import numpy as np
+import pytest
 
+from fragments import memory
 from fragments.memory import KEPT, SLAB_BYTES, empty, on_device
 
 SHAPE = (SLAB_BYTES // 4096 + 3, 1024)
@@ -60,3 +63,15 @@ def test_few_pages_are_kept() -> None:
     gc.collect()
     again = [empty(shape, np.float32) for _ in range(KEPT)]
     assert {_address(each) for each in again} <= places
+
+
+def test_arrays_that_outlive_the_module_end_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    left = [empty((SLAB_BYTES,), np.uint8) for _ in range(KEPT + 1)]
+    # As the interpreter does at its end.
+    for name in [name for name in vars(memory) if not name.startswith("__")]:
+        monkeypatch.setattr(memory, name, None)
+    left.clear()
+    gc.collect()
+    assert found == []

@@ -24,6 +24,7 @@ from harness.dataparallel.lives import JobResult
 from harness.fault_rates.plot import draw
 from harness.fault_rates.report import report
 from harness.fault_rates.result import FaultRatesResult, RateRun, falls_short
+from harness.link import LinkShape
 from harness.plan import names_of
 from harness.processes import Command, Supervisor
 from learner.program import Shard
@@ -56,6 +57,9 @@ def test_all_runs_of_a_schedule_differ_in_nothing_but_how_they_train(tmp_path: P
     assert (job.spec.program, job.data, job.pace_s) == (ours.spec.program, ours.data, 0.25)
     assert job.checkpoint_every_steps * job.pace_s == ours.checkpoint_every_s
     assert len({job.out, ours.out, beside.out, calm.out}) == 4
+    thin = plan_of(BenchFaultsSettings(mtbf_s="30", rate_mbit=2), tmp_path)
+    for each in (thin.undisturbed(), thin.decoupled(30.0, 1), thin.synchronous(30.0, 1)):
+        assert each.link == LinkShape(rate_mbit=2)
 
 
 def test_how_long_it_takes_is_told_before(tmp_path: Path) -> None:
@@ -202,6 +206,8 @@ def test_the_rate_where_data_parallel_keeps_its_share_is_judged() -> None:
     easy = Models(restart_s=12.0, checkpoint_s=10.0, data_parallel=0.5, papers_rule=0.6)
     (short,) = falls_short(calm, [_run(130, 0.56, 0.7, models=easy)])
     assert short == "at an MTBF of 130 s 70.0% are kept, not 80.0%"
+    # Over thin links it keeps what they leave, and the rule alone is the bound.
+    assert list(falls_short(calm, [_run(180, 0.2, 0.7, models=easy)], is_thin=True)) == []
     # Where there is no such rate the rule alone is the bound, and that is said.
     (short,) = falls_short(calm, [_run(60, 0.4, 0.7, models=easy)])
     assert "keeps 40.0% at an MTBF of 60 s" in short
@@ -230,5 +236,8 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
     assert "| steps not merged: crash | - | 2.0% | 2.0% |" in told
     assert "synchronous 6, by at most 1.5 s" in told
     assert "- this" in told
-    draw(result, tmp_path / "faults.png")
+    assert "over loopback" in told
+    thin = result.model_copy(update={"rate_mbit": 2.0})
+    assert report(thin).startswith("# Faults at 2 rates over links of 2 Mbit/s")
+    draw(thin, tmp_path / "faults.png")
     assert (tmp_path / "faults.png").read_bytes().startswith(b"\x89PNG")
