@@ -182,6 +182,7 @@ _NOTES = {
     "declined": "{learner} has nothing of fragment {fragment}",
     "contribution_refused": "a contribution of {learner} to fragment {fragment} is not taken",
     "digest_mismatch": "{learner} holds other values of fragment {fragment} than were published",
+    "contribution_lost": "a contribution of {learner} to fragment {fragment} is not known here",
     "version_lost": "{learner} holds a version of fragment {fragment} that is not known here",
     "round_closed": "a round on fragment {fragment} at {version} closes with {participants}",
     "round_abandoned": "a round on fragment {fragment} at {version} is given up",

@@ -153,10 +153,25 @@ class Island:
             if base is not None
         )
 
+    def answered(self, key: ContributionKey) -> None:
+        """An answer goes out once more, whatever the server has said: its base is consumed."""
+        consumed = self._consumed.get(key.fragment)
+        if consumed is None or consumed < key.base_version:
+            self._consumed[key.fragment] = key.base_version
+
     def unanswered(self, key: ContributionKey) -> None:
         """An answer was thrown away: its base is not consumed."""
         if self._consumed.get(key.fragment) == key.base_version:
             del self._consumed[key.fragment]
+
+    def may_grow(self, key: ContributionKey) -> bool:
+        """Whether a contribution that never arrived, as the server has said, can be made again with
+        what was trained since on the same base.
+        """
+        base = self.completed.bases[key.fragment]
+        consumed = self._consumed.get(key.fragment)
+        is_free = consumed is None or consumed < key.base_version
+        return is_free and base is not None and base.version == key.base_version
 
     def held_bases(self) -> tuple[HeldBase, ...]:
         """What this learner holds, as a joining process tells it."""

@@ -37,7 +37,8 @@ class Outbox:
     """At most one ask per fragment waits; a newer one replaces it.
 
     A contribution whose push did not come through is kept and sent again, the
-    same bytes, once the server is back: if it had counted, the server says so.
+    same bytes, once the server is back: if it had counted, the server says so. Where the server has
+    said at a join that it never arrived, it is made again, of all that was trained since.
     `on_receipt` is called with each that the server has, from the outbox's thread.
     """
 
@@ -103,7 +104,8 @@ class Outbox:
                 for fragment in self._asks:
                     if fragment not in self._unsent:
                         return self._asks.pop(fragment)
-                if self._unsent:
+                # Not before the session has heard what of it arrived.
+                if self._unsent and self._session.is_attached:
                     return self._unsent.pop(next(iter(self._unsent)))
                 self.backlog.idle()
                 self._changed.wait()
@@ -111,7 +113,7 @@ class Outbox:
 
     def _deliver(self, work: Ask | _Made) -> None:
         news = self._news
-        made = self._answer(work) if isinstance(work, Ask) else work
+        made = self._answer(work) if isinstance(work, Ask) else self._grown(work)
         if isinstance(made, Decline):
             self._session.decline(made)
             return
@@ -143,6 +145,22 @@ class Outbox:
             return Decline(ask.fragment, ask.version, DeclineReason.NO_STEPS)
         answer = self._island.answer(ask)
         return answer if isinstance(answer, Decline) else _Made(answer, shard)
+
+    def _grown(self, made: _Made) -> _Made:
+        """What never arrived, with the steps of the time since; as it was, where that is not known,
+        or it is of a base that is held no more.
+        """
+        key = made.contribution.key
+        if self._island.may_grow(key):
+            with self._changed:
+                ask = self._asks.pop(key.fragment, None)
+            version = ask.version if ask is not None else made.contribution.asked_version
+            grown = self._answer(Ask(key.fragment, version))
+            # A reason to send nothing now is none to give up what there was.
+            if isinstance(grown, _Made) and grown.contribution.key == key:
+                return grown
+        self._island.answered(key)
+        return made
 
     def _keep(self, made: _Made, news: int) -> None:
         """Keep it for another try: when something happens, or after a pause."""

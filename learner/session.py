@@ -121,6 +121,11 @@ class Session:
         return self.welcome.lease
 
     @property
+    def is_attached(self) -> bool:
+        """Whether a control stream is open, as far as this end knows."""
+        return self._line is not None
+
+    @property
     def progress(self) -> Progress:
         """The run's clock and phase as last heard."""
         return self._progress
@@ -257,7 +262,12 @@ class Session:
                 self._line.report(self._report)
 
     def _reconnect(self, pause_s: float, *, join_first: bool) -> None:
-        """Try until a stream is open, or the process ends, or the server says never."""
+        """Try until a stream is open, or the process ends, or the server says never.
+
+        After a server that was away this joins again though the lease may last: only a grant says
+        which contributions arrived, and lets what was trained meanwhile count as one step of the
+        run's clock instead of as many slots that are due at once.
+        """
         while not self._stopping.wait(pause_s * random.uniform(0.5, 1.0)):
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             try:
@@ -273,3 +283,4 @@ class Session:
                 join_first = True
             except UnreachableError as error:
                 _log.warning("server_away", reason=str(error))
+                join_first = True

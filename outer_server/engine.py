@@ -83,7 +83,7 @@ for the engine to publish it: a disk that is slower than this costs memory rathe
 PROGRESS_EVERY_S = 1.0
 """How often clock and phase are told to everyone."""
 
-_GRAVE = frozenset({"version_lost", "digest_mismatch"})
+_GRAVE = frozenset({"version_lost", "contribution_lost", "digest_mismatch"})
 """Notes of what ought not to happen."""
 
 _log = structlog.get_logger(__name__)

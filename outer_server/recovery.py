@@ -47,6 +47,10 @@ class Recovered:
     reason: str
 
 
+HOLD_SHARE = 0.5
+"""Of a lease: so long a server that starts waits for learners to come back before a round opens."""
+
+
 def recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) -> Recovered:
     """Load the run and begin a new generation, durably, before anything is served.
 
@@ -110,6 +114,7 @@ def _recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) ->
         reason and f"{reason}; {_fate(replay.state, is_kept=not digests)}",
         # Where this machine computes other bits, their bases are not what is here.
         keeps=not digests,
+        hold_s=directory.spec.lease_ttl_s * HOLD_SHARE,
     )
     state = handle(replay.state, started, 0.0, directory.layout.digest).state
     replay.holdings.renew(state, keeps=started.keeps)

@@ -116,7 +116,8 @@ class Started:
     what its fragments are, where it could not compute the bits that the tape tells of; else empty.
 
     `reason`: why it begins an epoch, "" where it does not. `keeps`: contributions that wait come
-    along into that, under the names that they would have there.
+    along into that, under the names that they would have there. `hold_s`: so long at most rounds
+    are kept back for learners whose leases last and who are not heard yet.
     """
 
     generation: int
@@ -124,6 +125,7 @@ class Started:
     digests: tuple[str, ...] = ()
     reason: str = ""
     keeps: bool = False
+    hold_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from fragments.records import (
+    DeclineReason,
     Goodbye,
     Phase,
     Receipt,
@@ -104,10 +105,32 @@ def _finite(value: float) -> float:
 
 
 def decline(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
-    """Count the learner out of the round that it was asked for, if that is still open."""
+    """Count the learner out of the round that it was asked for, if that is still open.
+
+    One that has contributed on the base that it is asked for, of which nothing is known here, has
+    it from before a journal lost its end (or was refused, which it was told). It joins again, hears
+    that its base is not consumed, and answers anew, with all that it has trained on it.
+    """
     asked = event.decline
     if not 0 <= asked.fragment < len(state.fragments):
         return state, []
+    lost: list[Effect] = []
+    base = state.learners[event.learner].bases[asked.fragment]
+    is_current = asked.version.epoch == state.epoch
+    if asked.reason is DeclineReason.CONSUMED and is_current and base.version > base.consumed:
+        reason = (
+            f"{event.learner} has contributed on version {base.version} of fragment"
+            f" {asked.fragment}, and nothing is known of it here: it is to answer anew"
+        )
+        fields = (("learner", event.learner), ("fragment", asked.fragment))
+        goodbye = Goodbye(RefusalCode.LEASE_LOST, f"{reason}; join again")
+        lost = [Note("contribution_lost", reason, fields), Disconnect(event.learner, goodbye)]
+    state, effects = _count_out(state, event)
+    return state, [*effects, *lost]
+
+
+def _count_out(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
+    asked = event.decline
     fragment = state.fragments[asked.fragment]
     round_ = fragment.round
     wanted = Version(state.epoch, round_.version) if round_ is not None else None
@@ -124,12 +147,14 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     stays until it joins again, which the goodbye has it do, or lapses.
     """
     told = event.adopted
-    if not 0 <= told.fragment < len(state.fragments) or told.version.epoch != state.epoch:
+    if not 0 <= told.fragment < len(state.fragments) or told.version.epoch < state.epoch:
         return state, []
     is_sane = len(told.digest) <= MAX_TEXT and 0 <= told.at_step <= MAX_STEPS
     if state.learners[event.learner].role is not Role.LEARNER or not is_sane:
         return state, []
     fragment = state.fragments[told.fragment]
+    if told.version.epoch > state.epoch:
+        return _lost(state, event, fragment.version)
     record = state.learners[event.learner]
     base = record.bases[told.fragment]
     if told.version.number < base.version:
@@ -161,14 +186,15 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
 
 
 def _lost(state: RunState, event: HasAdopted, newest: int) -> tuple[RunState, list[Effect]]:
-    """Somebody trains on a version of this epoch that is not there (yet): this server goes on from
-    less than was published, as a journal that lost its end leaves it. No version's name may stand
-    for two values, so a new epoch begins.
+    """Somebody trains on a version that is not there (yet): this server goes on from less than was
+    published, as a journal that lost its end leaves it, or an older copy put in its place. No
+    version's name may stand for two values, so an epoch begins that nobody has heard of.
     """
     told = event.adopted
     reason = (
         f"{event.learner} holds version {told.version} of fragment {told.fragment}, and the newest "
-        f"that is known here is {newest}: the journal has lost its end"
+        f"that is known here is {Version(state.epoch, newest)}: the journal has lost its end, or an"
+        " older copy of the run is served"
     )
     goodbye = Goodbye(RefusalCode.LEASE_LOST, f"{reason}; join again")
     fields = (("learner", event.learner), ("fragment", told.fragment))
@@ -176,7 +202,8 @@ def _lost(state: RunState, event: HasAdopted, newest: int) -> tuple[RunState, li
     if state.stopping or state.phase is Phase.FINISHED:
         return state, [note, Disconnect(event.learner, goodbye)]
     live = [name for name, record in sorted(state.learners.items()) if record.live]
-    state = begin_epoch(state, f"epoch {state.epoch + 1} has begun: {reason}")
+    epoch = max(state.epoch, told.version.epoch) + 1
+    state = begin_epoch(state, epoch, f"epoch {epoch} has begun: {reason}")
     note = Note("version_lost", reason, (*fields, ("epoch", state.epoch)))
     return state, [note, *(Disconnect(name, goodbye) for name in live)]
 

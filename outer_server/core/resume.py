@@ -70,11 +70,11 @@ def renamed(key: ContributionKey, epoch: int) -> ContributionKey:
     return replace(key, base_version=Version(epoch, key.base_version.number))
 
 
-def begin_epoch(state: RunState, reason: str) -> RunState:
+def begin_epoch(state: RunState, epoch: int, reason: str) -> RunState:
     """`state` in a new epoch of the same server: values, counters and contributions that wait stay;
     every lease and base is void.
     """
-    held, epoch = state.held, state.epoch + 1
+    held = state.held
     return replace(
         state,
         epoch=epoch,

@@ -55,6 +55,7 @@ def handle(state: RunState, event: Event, now_s: float, layout_digest: str) -> O
     """Apply one event at `now_s` (seconds, monotonic) and every rule that it sets off."""
     if isinstance(event, Started):
         state = resume(state, event.generation, event.epoch, event.digests, keeps=event.keeps)
+        state = replace(state, held_back_until_s=event.hold_s)
         return Outcome(state, (), None, now_s)
     state, reply, effects = _record(state, event, now_s, layout_digest)
     state, more, wake_at_s = settle(state, now_s)
@@ -143,15 +144,26 @@ def settle(state: RunState, now_s: float) -> tuple[RunState, list[Effect], float
         before = state
         state, more, look_again_s = rounds.close_ready(state, now_s)
         effects += more
-        if state.phase in (Phase.TRAINING, Phase.CLOSING):
+        if state.phase in (Phase.TRAINING, Phase.CLOSING) and not _awaits_return(state, now_s):
             state, more = rounds.open_due(state, now_s)
             effects += more
         settled = state == before
+    if _awaits_return(state, now_s):
+        look_again_s = min(look_again_s, state.held_back_until_s)
     state, more = _finish(state, now_s)
     effects += more
     if state.phase is Phase.CLOSING:
         look_again_s = min(look_again_s, max(state.closing_until_s, now_s + 0.1))
     return state, effects, min(wake_at_s, look_again_s)
+
+
+def _awaits_return(state: RunState, now_s: float) -> bool:
+    """Whether somebody with a lease is still on the way back to a server that was away. The first
+    to be back would else take the versions beyond the reach of what the others have trained.
+    """
+    return now_s < state.held_back_until_s and any(
+        record.heard_at_s <= 0.0 for record in state.live_learners
+    )
 
 
 def _expire(state: RunState, now_s: float) -> tuple[RunState, list[Effect], float]:

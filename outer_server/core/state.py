@@ -236,7 +236,8 @@ class RunState:
     """Everything that the scheduler knows of a run.
 
     `stopping`: the server is about to end. `held`: why an operator has drained the run, "" where
-    none has. `evicted`: by name. `rollbacks`: the newest, oldest first.
+    none has. `evicted`: by name. `rollbacks`: the newest, oldest first. `held_back_until_s`: see
+    `Started.hold_s`.
     """
 
     spec: RunSpec
@@ -256,6 +257,7 @@ class RunState:
     rounds_merged: int = 0
     rounds_abandoned: int = 0
     closing_until_s: float = 0.0
+    held_back_until_s: float = 0.0
     averages: Averages = Averages()
     stepped_at_s: float | None = None
     evaluations: tuple[EvaluationRecord, ...] = ()

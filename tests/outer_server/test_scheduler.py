@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from fragments.records import (
+    Adopted,
     Ask,
     ContributionKey,
+    Decline,
+    DeclineReason,
     Evaluation,
+    Goodbye,
     Phase,
     Progress,
     Published,
@@ -20,12 +24,17 @@ from fragments.records import (
 from outer_server.core.events import (
     Attached,
     Contributed,
+    Declined,
+    Disconnect,
     Drain,
     Evaluated,
+    HasAdopted,
     Merged,
+    Note,
     Publish,
     Reported,
     Send,
+    Started,
     Tick,
 )
 from outer_server.core.resume import resume
@@ -271,3 +280,66 @@ def test_draining_parks_open_rounds_and_a_restart_goes_on_with_what_arrived() ->
     assert rolled_back.epoch == 2
     assert rolled_back.fragments[1].arrived == ()
     assert not any(record.live for record in rolled_back.learners.values())
+
+
+def test_a_server_that_was_away_waits_for_whom_it_knows_before_a_round_opens() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 1)
+    run.step("b", 1)
+    run.tell(Started(generation=2, epoch=1, hold_s=7.0))
+    run.now_s = 1.0
+    run.step("a", 6)
+    assert run.state.phase is Phase.TRAINING
+    assert run.asks == []
+    run.now_s = 2.0
+    run.step("b", 2)
+    assert {ask.fragment for _, ask in run.asks} == {0, 1}
+    assert {name for name, _ in run.asks} == {"a", "b"}
+
+
+def test_whoever_does_not_come_back_in_time_is_not_waited_for() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 1)
+    run.tell(Started(generation=2, epoch=1, hold_s=7.0))
+    run.now_s = 1.0
+    run.step("a", 6)
+    outcome = handle(run.state, Tick(), run.now_s, LAYOUT)
+    assert outcome.wake_at_s <= 7.0
+    run.now_s = 7.0
+    run.tell(Tick())
+    assert {name for name, _ in run.asks} == {"a"}
+
+
+def test_who_has_contributed_what_is_not_known_here_joins_again_and_answers_anew() -> None:
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 2)
+    (_, ask), *_ = run.asks
+    declined = Decline(ask.fragment, ask.version, DeclineReason.CONSUMED)
+    event = Declined("a", run.token("a"), declined)
+    outcome = handle(run.state, event, run.now_s, LAYOUT)
+    (note,) = (e for e in outcome.effects if isinstance(e, Note) and e.what == "contribution_lost")
+    assert ("fragment", ask.fragment) in note.fields
+    (sent_off,) = (e for e in outcome.effects if isinstance(e, Disconnect))
+    assert isinstance(sent_off.note, Goodbye)
+    assert (sent_off.learner, sent_off.note.code) == ("a", RefusalCode.LEASE_LOST)
+    # Where it is known, nothing of the kind.
+    run.contribute("a", ask.fragment, base=0, asked=0)
+    again = handle(run.state, event, run.now_s, LAYOUT)
+    assert not any(isinstance(effect, Disconnect) for effect in again.effects)
+
+
+def test_who_comes_from_a_later_epoch_proves_that_an_older_copy_is_served() -> None:
+    run = Run()
+    run.trained("a", "b")
+    later = Adopted(0, Version(4, 0), "d9", 1)
+    outcome = handle(run.state, HasAdopted("a", run.token("a"), later), run.now_s, LAYOUT)
+    assert outcome.state.epoch == 5
+    assert {e.learner for e in outcome.effects if isinstance(e, Disconnect)} == {"a", "b"}
+    # From an earlier one it has missed something, and hears of it.
+    assert run.state.epoch == 1
+    earlier = Adopted(0, Version(0, 9), "d9", 1)
+    outcome = handle(run.state, HasAdopted("a", run.token("a"), earlier), run.now_s, LAYOUT)
+    assert outcome.state.epoch == 1
