@@ -18,7 +18,14 @@ from outer_server.holdings import Holdings
 from outer_server.parameters import Parameters
 from outer_server.replay import Replay
 from outer_server.saver import Mark
-from outer_server.store.journal import DurableJournal, Journal, NoJournal
+from outer_server.store.journal import (
+    TAPE,
+    DurableJournal,
+    Journal,
+    NoJournal,
+    is_missing,
+    lost_events,
+)
 from outer_server.store.rundir import RunDirectory, ServerRecord
 from outer_server.store.snapshot import Restored, Snapshot, numbered
 from outer_server.store.tape import DamagedTapeError, Entry
@@ -84,6 +91,7 @@ def _recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) ->
     journal: Journal = NoJournal()
     lost = ""
     if keep_journal or directory.journal.is_dir():
+        record = _looked_at(directory, record, restored, take_over=take_over)
         durable = DurableJournal(directory.disk, directory.journal, mend=True)
         played = _play(directory, durable, restored, replay)
         lost = played.lost
@@ -151,6 +159,8 @@ def _fate(state: RunState, *, is_kept: bool) -> str:
 
 def _counted(removed: Mapping[str, int]) -> str:
     """What was removed from the tape, in words."""
+    if not removed:
+        return "how many events are missing nobody can tell"
     contributions, versions = removed.get("Contributed", 0), removed.get("Merged", 0)
     return (
         f"removed from the journal: {sum(removed.values())} events"
@@ -167,6 +177,26 @@ def _record(directory: RunDirectory, *, take_over: bool) -> ServerRecord:
             raise
         _log.warning("server_json_damaged", reason=str(error))
         return ServerRecord(0, 0, clean=False)
+
+
+def _looked_at(
+    directory: RunDirectory, record: ServerRecord, restored: Restored, *, take_over: bool
+) -> ServerRecord:
+    """What the journal tells before it is opened, noted durably: a start that does not come to its
+    end must leave that to the next. RunDirectoryError where there is none that ought to be.
+    """
+    if record.has_journal and not take_over and is_missing(directory.journal):
+        raise RunDirectoryError(
+            f"{directory.journal / TAPE} is missing or empty: what was acknowledged and published "
+            f"since snapshot {restored.name} is on it. Put it back; or go on from that snapshot, "
+            f"without what came after it: diloco serve {directory.path} --take-over"
+        )
+    lost = lost_events(directory.journal)
+    if not lost:
+        return record
+    record = replace(record, lost=lost)
+    directory.write_record(record)
+    return record
 
 
 def _check_place(directory: RunDirectory, record: ServerRecord, *, take_over: bool) -> None:

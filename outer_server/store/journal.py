@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,27 @@ from outer_server.store.wal import has_hole
 TAPE = "tape.sqlite"
 
 _log = structlog.get_logger(__name__)
+
+
+def lost_events(directory: Path) -> str:
+    """Why events are missing that were there, as their log tells before anybody opens the tape: "",
+    or a sentence. Afterwards nothing does, for sqlite goes on before a hole as if nothing had been
+    after it.
+    """
+    if has_hole(directory / f"{TAPE}-wal"):
+        return "events follow on one that is not what was written"
+    return ""
+
+
+def is_missing(directory: Path) -> bool:
+    """Whether nothing is left of the tape, or an empty file."""
+    tape, log = directory / TAPE, directory / f"{TAPE}-wal"
+    return not tape.exists() or (tape.stat().st_size == 0 and not log.exists())
+
+
+def _suffixes() -> Iterator[str]:
+    yield ""
+    yield from (f".{number}" for number in count(2))
 
 
 class Journal(Protocol):
@@ -81,9 +103,6 @@ class DurableJournal:
         self.damage = ""
         self._directory = directory
         self._disk = disk
-        if mend and has_hole(directory / f"{TAPE}-wal"):
-            # Seen now, since sqlite goes on before the hole as if nothing had been after it.
-            self.damage = "events follow on one that is not what was written"
         self._tape = self._open(mend=mend)
         # The name of the directory itself is synced with server.json, before anything is served.
         disk.sync_directory(directory)
@@ -118,16 +137,22 @@ class DurableJournal:
         payload cannot be read for the moment.
         """
         if after > self._tape.last:
-            raise DamagedTapeError(after, f"it ends at event {self._tape.last}")
+            raise DamagedTapeError(
+                after, f"it ends at event {self._tape.last}, and the snapshot is of event {after}"
+            )
         for record in self._tape.records(after):
             yield record, None if record.stored is None else self._payload(record, record.stored)
 
     def cut_after(self, number: int) -> tuple[dict[str, int], str]:
         """Remove all events after `number`, durably: how many of each kind there were, and where a
-        copy of the tape as it was is, for people; "" where none could be made.
+        copy of the tape as it was is, for people, beside those of earlier cuts; "" where none could
+        be made, or nothing was on it.
         """
-        copy = self._directory / f"{TAPE}.before-cut"
-        kept = str(copy) if self._tape.copy_to(copy) else ""
+        kept = ""
+        if self._tape.last:
+            names = (f"{TAPE}.before-cut{suffix}" for suffix in _suffixes())
+            copy = next(p for name in names if not (p := self._directory / name).exists())
+            kept = str(copy) if self._tape.copy_to(copy) else ""
         return self._tape.cut_after(number), kept
 
     def clear(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fragments.errors import RefusedError, UnreachableError
+from fragments.errors import RefusedError, RunDirectoryError, UnreachableError
 from fragments.records import (
     Contribution,
     Hello,
@@ -51,8 +51,9 @@ class Site:
         self.vain_joins = 0
         self.has_no_way_up = threading.Event()
 
-    def start(self) -> OuterServer:
-        self._server = self._stack.enter_context(OuterServer(self.path))
+    def start(self, *, take_over: bool = False) -> OuterServer:
+        server = OuterServer(self.path, take_over=take_over)
+        self._server = self._stack.enter_context(server)
         return self._server
 
     def stop(self) -> None:
@@ -265,7 +266,9 @@ def test_without_its_journal_a_server_begins_a_new_epoch(site: Site) -> None:
         record = unseal((site.path / "server.json").read_bytes())
         (site.path / "server.json").write_bytes(seal(record | {"clean": False}))
         shutil.rmtree(site.path / "journal")
-        server = site.start()
+        with pytest.raises(RunDirectoryError, match="--take-over"):
+            site.start()
+        server = site.start(take_over=True)
         outcomes = [end.result(WAIT_S) for end in ends]
     after = server.status()
     assert after.epoch == 2

@@ -238,10 +238,21 @@ def test_a_damaged_tail_is_cut_at_the_last_whole_record_in_a_new_epoch(
     with sqlite3.connect(run / "journal" / "tape.sqlite.before-cut") as tape:
         (last,) = tape.execute("SELECT max(number) FROM event").fetchone()
     assert last > (found.journal.position or 0) - 1, "a copy of it is kept for people"
+    kept = (run / "journal" / "tape.sqlite.before-cut").read_bytes()
     # What is left is whole, and goes on.
     with OuterServer(run, disk=SamePlace()) as server:
         assert server.status().epoch == 2
     assert history.replay(run).damage == ""
+    # Another cut leaves the copy of the first.
+    with sqlite3.connect(run / "journal" / "tape.sqlite") as tape:
+        tape.execute(
+            "UPDATE event SET at_s = at_s + 1 WHERE number = (SELECT max(number) FROM event)"
+        )
+    shutil.rmtree(max((run / "snapshots").iterdir()))
+    with RunDirectory(run, SamePlace()) as directory:
+        recover(directory, keep_journal=True, take_over=False).journal.close()
+    assert (run / "journal" / "tape.sqlite.before-cut.2").exists()
+    assert (run / "journal" / "tape.sqlite.before-cut").read_bytes() == kept
 
 
 def test_a_cut_that_was_not_survived_is_no_excuse(served: Path, tmp_path: Path) -> None:
@@ -286,6 +297,51 @@ def test_a_log_with_a_hole_begins_a_new_epoch(served: Path, tmp_path: Path, plac
             found.journal.close()
         assert (found.state.epoch, bool(found.reason)) == (epoch, epoch == 2)
         assert found.state.generation > generation
+
+
+def test_a_start_that_is_refused_leaves_a_hole_to_the_next(served: Path, tmp_path: Path) -> None:
+    """A disk that takes nothing when the log was found damaged, and has room at the next start."""
+    run = tmp_path / "killed"
+    with OuterServer(shutil.copytree(served, tmp_path / "run"), disk=SamePlace()) as server:
+        for _ in range(40):
+            Learner(server, "z")
+        crashed(tmp_path / "run", run)
+    log = run / "journal" / "tape.sqlite-wal"
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(data)
+    for kept in range(3):
+        disk = FullDisk()
+        disk.commits_left = kept
+        disk.is_full = kept == 0
+        with suppress(RunDirectoryError), RunDirectory(run, disk) as directory:
+            recover(directory, keep_journal=True, take_over=False).journal.close()
+    with RunDirectory(run, SamePlace()) as directory:
+        found = recover(directory, keep_journal=True, take_over=False)
+        found.journal.close()
+    assert found.state.epoch == 2
+
+
+@pytest.mark.parametrize("what", ["no directory", "no tape", "an empty tape"])
+def test_a_journal_that_is_gone_is_not_passed_over(served: Path, tmp_path: Path, what: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(served, run)
+    if what == "no directory":
+        shutil.rmtree(run / "journal")
+    else:
+        (run / "journal" / "tape.sqlite").unlink()
+    if what == "an empty tape":
+        (run / "journal" / "tape.sqlite").touch()
+    record = (run / "server.json").read_bytes()
+    for _ in range(2):
+        with pytest.raises(RunDirectoryError, match=r"is missing or empty.*--take-over"):
+            OuterServer(run, disk=SamePlace()).__enter__()
+        assert (run / "server.json").read_bytes() == record
+    with RunDirectory(run, SamePlace()) as directory:
+        found = recover(directory, keep_journal=True, take_over=True)
+        found.journal.close()
+    assert found.state.epoch == 2
+    assert "how many events are missing nobody can tell" in found.reason
 
 
 def test_what_this_machine_computes_otherwise_is_served_as_it_is(
