@@ -20,6 +20,12 @@ SNAPSHOT_S = 3000.0
 """Longest wait for a snapshot that is wanted now."""
 
 
+TRAINED = "trained"
+"""For a budget: as many tokens as are trained by now."""
+
+_BUDGET = "budget_tokens"
+
+
 class Administration:
     """Thread-safe. Each call is answered once it is durable, and may be repeated.
 
@@ -52,9 +58,24 @@ class Administration:
         return self._ask(Release(name, reason[:MAX_TEXT]))
 
     def change(self, changes: tuple[tuple[str, str], ...], reason: str) -> Answered:
-        """Change settings of the run, given as texts by dotted key; all or none."""
-        self._parameters.check_outer(changed(self._engine.state.spec, changes).outer)
-        return self._ask(Change(changes, reason[:MAX_TEXT]))
+        """Change settings of the run, given as texts by dotted key; all or none. A budget that is
+        trained already would end the run: whoever wants that says TRAINED for its value.
+        """
+        state = self._engine.state
+        trained = str(state.tokens_trained)
+        meant = tuple(
+            (key, trained if (key, value) == (_BUDGET, TRAINED) else value)
+            for key, value in changes
+        )
+        spec = changed(state.spec, meant)
+        is_slip = meant == changes and spec.budget_tokens < state.tokens_trained
+        if is_slip and spec.budget_tokens != state.spec.budget_tokens:
+            raise SettingsError(
+                f"{_BUDGET}={spec.budget_tokens}: {trained} tokens are trained already, so this "
+                f"would end the run at once; where it shall end now, say {_BUDGET}={TRAINED}"
+            )
+        self._parameters.check_outer(spec.outer)
+        return self._ask(Change(meant, reason[:MAX_TEXT]))
 
     def roll_back(self, snapshot: str, up_to_version: int | None, reason: str) -> Answered:
         """Go back to a snapshot: the one of that name or, for "", the newest of this run whose

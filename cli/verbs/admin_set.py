@@ -45,7 +45,8 @@ VERB = Verb(
         "max_open_rounds, staleness_bound, weight_bound, closing_lap, closing_lap_s, merge,\n"
         "asked, late, closing.*, outer.learning_rate, outer.momentum and outer.nesterov (from\n"
         "the next round that closes on). All others are fixed at the birth of the run; the\n"
-        "answer says why. Learners hear at once of what concerns them.\n"
+        "answer says why. Learners hear at once of what concerns them. A budget below what is\n"
+        "trained already is refused; budget_tokens=trained ends the run now.\n"
         "\n" + FROM
     ),
     examples=(

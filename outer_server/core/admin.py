@@ -195,7 +195,8 @@ def _change(state: RunState, event: Change) -> Ruling:
     except SettingsError as error:
         return state, Denied(str(error)), []
     if state.phase is Phase.FINISHED:
-        return state, Denied("the run is finished: no setting of it matters any more"), []
+        reason = "the run is finished: only a rollback to an earlier snapshot takes it up again"
+        return state, Denied(reason), []
     is_closing = state.phase is Phase.CLOSING
     if is_closing and spec.budget_tokens != state.spec.budget_tokens:
         reason = "budget_tokens cannot be changed any more: the closing lap is on"
@@ -209,8 +210,10 @@ def _change(state: RunState, event: Change) -> Ruling:
         return state, Answered("these are the settings already", changed=False), []
     state = replace(state, spec=spec)
     sentence = "; ".join(f"{key}: {new} instead of {old}" for key, old, new in news)
-    if spec.budget_tokens <= state.tokens_trained and not is_closing:
-        sentence += f"; {state.tokens_trained} tokens are trained already, so that the run ends now"
+    is_new_budget = any(key == "budget_tokens" for key, _old, _new in news)
+    if is_new_budget and spec.budget_tokens <= state.tokens_trained and not is_closing:
+        ends = "now" if state.phase is Phase.TRAINING else "as soon as it is trained again"
+        sentence += f"; that is trained already, so that the run ends {ends}"
     note = Note("changed", f"by an operator{membership.because(event.reason)}: {sentence}")
     return state, Answered(sentence), [note, Send(None, membership.progress(state))]
 

@@ -220,7 +220,7 @@ def test_an_epoch_that_a_lost_tape_has_begun_is_never_served_again(
         disk.full = False
     for path in (tmp_path / "crashed" / "journal").glob("tape.sqlite*"):
         path.unlink()
-    with _served(tmp_path / "crashed") as server:
+    with OuterServer(tmp_path / "crashed", NEVER, disk=SamePlace(), take_over=True) as server:
         assert server.status().epoch == 3
 
 

@@ -119,7 +119,7 @@ def test_an_evicted_learner_trains_on_does_not_spin_and_comes_back_with_an_old_b
         merged = site.learner("a").contributions_merged
         assert site.admin.release("a", "").changed
         until(lambda: site.learner("a").contributions_merged > merged, "its contributions")
-        assert site.admin.change((("budget_tokens", "16"),), "enough").changed
+        assert site.admin.change((("budget_tokens", "trained"),), "enough").changed
         outcomes = [end.result(WAIT_S) for end in ends.values()]
     assert all(outcome.finished for outcome in outcomes)
     status = fetch_status(site.address)
@@ -143,7 +143,7 @@ def test_learners_join_again_after_a_rollback_and_hold_its_values(site: Site) ->
         assert f"gone back to snapshot {name} in epoch 2" in answered.sentence
         assert site.server.status().tokens_trained < before.tokens_trained
         site.rounds(4)
-        assert site.admin.change([("budget_tokens", "16")], "").changed
+        assert site.admin.change([("budget_tokens", "trained")], "").changed
         outcomes = [end.result(WAIT_S) for end in ends.values()]
     status = site.server.status()
     assert (status.epoch, status.phase) == (2, Phase.FINISHED)
