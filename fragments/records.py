@@ -188,7 +188,8 @@ class Contribution:
     """One learner's encoded pseudo-gradient (base - local) of one fragment.
 
     `steps` and `tokens` count what was trained since the base was adopted;
-    `[cursor_from, cursor_to)` are the batches of its shard in them.
+    `[cursor_from, cursor_to)` are the batches of its shard in them. `base_digest`: of the base's
+    values, 16 hex digits; "" where it is not said.
     """
 
     key: ContributionKey
@@ -198,6 +199,7 @@ class Contribution:
     cursor_from: int
     cursor_to: int
     payload: Payload
+    base_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

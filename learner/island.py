@@ -340,6 +340,7 @@ class Island:
             cursor_from=base.cursor,
             cursor_to=now.cursor,
             payload=payload,
+            base_digest=base.digest,
         )
 
     def _as_trained(self, fragment: int, base: Base) -> Float32[Array, "B N"]:

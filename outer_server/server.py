@@ -229,6 +229,7 @@ class OuterServer:
             ),
             contribution.asked_version,
             status.payload_digest(payload),
+            contribution.base_digest,
         )
         if receive.admissible(self._engine.state, event) is not None:
             # A repetition, or refused: nothing to be kept of it, but it is counted.

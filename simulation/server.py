@@ -98,7 +98,14 @@ class SimulatedServer:
             contribution.cursor_to,
         )
         digest = status.payload_digest(contribution.payload)
-        event = Contributed(lease.learner, lease.token, meta, contribution.asked_version, digest)
+        event = Contributed(
+            lease.learner,
+            lease.token,
+            meta,
+            contribution.asked_version,
+            digest,
+            contribution.base_digest,
+        )
         return self._handle(event, contribution.payload)
 
     def updates(self, fragment: int, have: Version | None) -> tuple[Update, ...]:

@@ -76,13 +76,16 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """A whole, checked contribution is here. Replied with Receipt or Refusal."""
+    """A whole, checked contribution is here. Replied with Receipt or Refusal. `base_digest`: of the
+    values that it is relative to, as its sender says; "" where it does not.
+    """
 
     learner: str
     token: int
     meta: ContributionMeta
     asked_version: Version
     payload_digest: str
+    base_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

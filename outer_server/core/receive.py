@@ -161,11 +161,9 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
         return state, []
     if told.version.number > fragment.version:
         return _lost(state, event, fragment.version)
-    if told.version.number == fragment.version and told.digest != fragment.digest:
-        reason = (
-            f"fragment {told.fragment} at version {told.version} has digest {told.digest}, "
-            f"the server's is {fragment.digest}: pull full values"
-        )
+    known = fragment.digest_of(told.version.number)
+    if known not in (None, told.digest):
+        reason = f"{_other_values(told.fragment, told.version, known)}, not {told.digest}"
         goodbye = Goodbye(RefusalCode.BAD_PAYLOAD, reason)
         fields = (("learner", event.learner), ("fragment", told.fragment))
         return state, [Note("digest_mismatch", reason, fields), Disconnect(event.learner, goodbye)]
@@ -249,9 +247,19 @@ def admissible(state: RunState, event: Contributed) -> Refusal | Receipt | None:
     stale = staleness(state, event.meta)
     if stale is not None:
         return Refusal(RefusalCode.STALE, stale)
+    known = state.fragments[key.fragment].digest_of(number)
+    if event.base_digest and known not in (None, event.base_digest):
+        return Refusal(
+            RefusalCode.BAD_PAYLOAD, _other_values(key.fragment, key.base_version, known)
+        )
     if state.phase is Phase.FINISHED:
         return Refusal(RefusalCode.NOT_TRAINING, "the run is finished")
     return None
+
+
+def _other_values(fragment: int, version: Version, known: str | None) -> str:
+    """What is said of a copy that has the name of a version and not its bits."""
+    return f"fragment {fragment} at version {version} has the digest {known} here: pull full values"
 
 
 def staleness(state: RunState, meta: ContributionMeta) -> str | None:

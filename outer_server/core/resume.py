@@ -108,7 +108,8 @@ def _renamed(fragment: FragmentState, epoch: int, *, keeps: bool) -> FragmentSta
     def named(meta: ContributionMeta) -> ContributionMeta:
         return replace(meta, key=renamed(meta.key, epoch))
 
-    return replace(fragment, arrived=tuple(map(named, fragment.arrived)) if keeps else ())
+    # Whatever has an earlier version of another epoch's can contribute nothing any more.
+    return replace(fragment, arrived=tuple(map(named, fragment.arrived)) if keeps else (), past=())
 
 
 def _parked(fragment: FragmentState) -> FragmentState:

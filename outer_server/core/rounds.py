@@ -192,7 +192,7 @@ def merged(state: RunState, event: Merged) -> tuple[RunState, list[Effect]]:
     if event.epoch not in (None, state.epoch):
         return state, []
     fragment, metas = state.fragments[event.fragment], event.order.contributions
-    fragment = replace(fragment, version=event.version, digest=event.digest, round=None)
+    fragment = fragment.followed_by(event.version, event.digest, state.spec.staleness_bound)
     state = state.with_fragment(event.fragment, fragment)
     effects: list[Effect] = [
         Publish(event.fragment, event.version),

@@ -169,7 +169,8 @@ class Round:
 @dataclass(frozen=True, slots=True)
 class FragmentState:
     """One fragment. `arrived` are the contributions that no closed round took:
-    answers of the open round, and late ones that wait for the next.
+    answers of the open round, and late ones that wait for the next. `past`: digests of the versions
+    before this one, the newest last, as far back as contributions may reach.
     """
 
     version: int = 0
@@ -177,6 +178,19 @@ class FragmentState:
     round: Round | None = None
     arrived: tuple[ContributionMeta, ...] = ()
     closed_at_s: float | None = None
+    past: tuple[str, ...] = ()
+
+    def digest_of(self, version: int) -> str | None:
+        """Of the values that this epoch has at a version; None where that is not known."""
+        behind = self.version - version
+        if behind == 0:
+            return self.digest
+        return self.past[-behind] if 0 < behind <= len(self.past) else None
+
+    def followed_by(self, version: int, digest: str, kept: int) -> FragmentState:
+        """This fragment at its next version, with no round; the last `kept` are remembered."""
+        past = (*self.past, self.digest)[-kept:] if kept else ()
+        return replace(self, version=version, digest=digest, round=None, past=past)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def key_from_wire(wire: push_pb2.ContributionKey, learner: str) -> ContributionK
     return ContributionKey(learner, wire.fragment, version_from_wire(wire.base_version))
 
 
-_COUNTS = ("steps", "tokens", "cursor_from", "cursor_to")
+_PLAIN = ("steps", "tokens", "cursor_from", "cursor_to", "base_digest")
 
 
 def contribution_to_wire(
@@ -55,7 +55,7 @@ def contribution_to_wire(
         asked_version=version_to_wire(contribution.asked_version),
         payload=payload_to_wire(contribution.payload),
         offset=offset,
-        **{name: getattr(contribution, name) for name in _COUNTS},
+        **{name: getattr(contribution, name) for name in _PLAIN},
     )
 
 
@@ -65,7 +65,7 @@ def contribution_from_wire(wire: push_pb2.PushHeader, data: bytes) -> Contributi
         key=key_from_wire(wire.key, wire.lease.learner),
         asked_version=version_from_wire(wire.asked_version),
         payload=payload_from_wire(wire.payload, data),
-        **{name: getattr(wire, name) for name in _COUNTS},
+        **{name: getattr(wire, name) for name in _PLAIN},
     )
 
 

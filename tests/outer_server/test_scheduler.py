@@ -32,6 +32,7 @@ from outer_server.core.events import (
     Merged,
     Note,
     Publish,
+    Reply,
     Reported,
     Send,
     Started,
@@ -41,6 +42,7 @@ from outer_server.core.resume import resume
 from outer_server.core.scheduler import handle
 from outer_server.core.state import (
     ContributionMeta,
+    FragmentState,
 )
 from tests.support.scheduled import LAYOUT, Run
 
@@ -343,3 +345,46 @@ def test_who_comes_from_a_later_epoch_proves_that_an_older_copy_is_served() -> N
     earlier = Adopted(0, Version(0, 9), "d9", 1)
     outcome = handle(run.state, HasAdopted("a", run.token("a"), earlier), run.now_s, LAYOUT)
     assert outcome.state.epoch == 1
+
+
+def test_what_is_trained_on_other_values_of_a_version_is_not_taken() -> None:
+    """Two values of one name: the journal had lost its end, and the version was made anew."""
+    run = Run()
+    run.trained("a", "b")
+    run.step("a", 1)
+    run.step("b", 2)
+    for name in "ab":
+        run.contribute(name, 1, base=0, asked=0)
+    run.finish_merge()
+    run.adopt("b", 1)
+    assert run.state.fragments[1].digest_of(0) == "d0"
+    assert run.state.fragments[1].digest_of(1) == "d1"
+    assert run.state.fragments[1].digest_of(2) is None
+
+    def pushed(name: str, fragment: int, base: int, digest: str) -> Reply:
+        key = ContributionKey(name, fragment, Version(1, base))
+        meta = ContributionMeta(key, steps=2, tokens=32, cursor_from=0, cursor_to=2)
+        event = Contributed(name, run.token(name), meta, Version(1, base), "y", digest)
+        return run.tell(event)
+
+    for base, other in ((1, "d0"), (1, "x")):
+        refusal = pushed("b", 1, base, other)
+        assert isinstance(refusal, Refusal)
+        assert refusal.code is RefusalCode.BAD_PAYLOAD
+    assert isinstance(pushed("b", 1, 1, "d1"), Receipt)
+    # Who does not say it is taken at its word, as before.
+    assert isinstance(pushed("a", 0, 0, ""), Receipt)
+    # And who says that it holds the like is sent for the whole values.
+    for version, digest, is_other in ((0, "d0", False), (0, "x", True), (1, "x", True)):
+        told = HasAdopted("a", run.token("a"), Adopted(1, Version(1, version), digest, 2))
+        outcome = handle(run.state, told, run.now_s, LAYOUT)
+        assert any(isinstance(e, Disconnect) for e in outcome.effects) is is_other
+
+
+def test_digests_are_remembered_as_far_back_as_contributions_may_reach() -> None:
+    fragment = FragmentState(digest="d0")
+    for version in range(1, 10):
+        fragment = fragment.followed_by(version, f"d{version}", 3)
+    assert fragment.past == ("d6", "d7", "d8")
+    assert [fragment.digest_of(n) for n in (5, 6, 9)] == [None, "d6", "d9"]
+    assert fragment.followed_by(10, "d10", 0).past == ()

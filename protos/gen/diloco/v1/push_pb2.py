@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diloco.v1 import common_pb2 as diloco_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64iloco/v1/push.proto\x12\tdiloco.v1\x1a\x16\x64iloco/v1/common.proto\"]\n\x0f\x43ontributionKey\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12(\n\x0c\x62\x61se_version\x18\x03 \x01(\x0b\x32\x12.diloco.v1.Version\"d\n\x0bPushRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.diloco.v1.PushHeaderH\x00\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x10.diloco.v1.ChunkH\x00\x42\t\n\x07message\"\x9a\x02\n\nPushHeader\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.diloco.v1.Lease\x12\'\n\x03key\x18\x02 \x01(\x0b\x32\x1a.diloco.v1.ContributionKey\x12\x15\n\rlayout_digest\x18\x03 \x01(\t\x12)\n\rasked_version\x18\x04 \x01(\x0b\x32\x12.diloco.v1.Version\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x13\n\x0b\x63ursor_from\x18\x07 \x01(\x04\x12\x11\n\tcursor_to\x18\x08 \x01(\x04\x12)\n\x07payload\x18\t \x01(\x0b\x32\x18.diloco.v1.PayloadHeader\x12\x0e\n\x06offset\x18\n \x01(\x04\"{\n\x0cPushResponse\x12%\n\x07receipt\x18\x01 \x01(\x0b\x32\x12.diloco.v1.ReceiptH\x00\x12%\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.diloco.v1.RefusalH\x00\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x42\t\n\x07outcome\"S\n\x07Receipt\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.diloco.v1.ContributionKey\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x0c\n\x04late\x18\x03 \x01(\x08\"?\n\x07Refusal\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.diloco.v1.RefusalCode\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x8b\x01\n\x14GetPushOffsetRequest\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.diloco.v1.Lease\x12\'\n\x03key\x18\x02 \x01(\x0b\x32\x1a.diloco.v1.ContributionKey\x12)\n\x07payload\x18\x03 \x01(\x0b\x32\x18.diloco.v1.PayloadHeader\"\'\n\x15GetPushOffsetResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x32\x9c\x01\n\x0bPushService\x12\x39\n\x04Push\x12\x16.diloco.v1.PushRequest\x1a\x17.diloco.v1.PushResponse(\x01\x12R\n\rGetPushOffset\x12\x1f.diloco.v1.GetPushOffsetRequest\x1a .diloco.v1.GetPushOffsetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x64iloco/v1/push.proto\x12\tdiloco.v1\x1a\x16\x64iloco/v1/common.proto\"]\n\x0f\x43ontributionKey\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12(\n\x0c\x62\x61se_version\x18\x03 \x01(\x0b\x32\x12.diloco.v1.Version\"d\n\x0bPushRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.diloco.v1.PushHeaderH\x00\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x10.diloco.v1.ChunkH\x00\x42\t\n\x07message\"\xaf\x02\n\nPushHeader\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.diloco.v1.Lease\x12\'\n\x03key\x18\x02 \x01(\x0b\x32\x1a.diloco.v1.ContributionKey\x12\x15\n\rlayout_digest\x18\x03 \x01(\t\x12)\n\rasked_version\x18\x04 \x01(\x0b\x32\x12.diloco.v1.Version\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x13\n\x0b\x63ursor_from\x18\x07 \x01(\x04\x12\x11\n\tcursor_to\x18\x08 \x01(\x04\x12)\n\x07payload\x18\t \x01(\x0b\x32\x18.diloco.v1.PayloadHeader\x12\x0e\n\x06offset\x18\n \x01(\x04\x12\x13\n\x0b\x62\x61se_digest\x18\x0b \x01(\t\"{\n\x0cPushResponse\x12%\n\x07receipt\x18\x01 \x01(\x0b\x32\x12.diloco.v1.ReceiptH\x00\x12%\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.diloco.v1.RefusalH\x00\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x42\t\n\x07outcome\"S\n\x07Receipt\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.diloco.v1.ContributionKey\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x0c\n\x04late\x18\x03 \x01(\x08\"?\n\x07Refusal\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.diloco.v1.RefusalCode\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x8b\x01\n\x14GetPushOffsetRequest\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.diloco.v1.Lease\x12\'\n\x03key\x18\x02 \x01(\x0b\x32\x1a.diloco.v1.ContributionKey\x12)\n\x07payload\x18\x03 \x01(\x0b\x32\x18.diloco.v1.PayloadHeader\"\'\n\x15GetPushOffsetResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x32\x9c\x01\n\x0bPushService\x12\x39\n\x04Push\x12\x16.diloco.v1.PushRequest\x1a\x17.diloco.v1.PushResponse(\x01\x12R\n\rGetPushOffset\x12\x1f.diloco.v1.GetPushOffsetRequest\x1a .diloco.v1.GetPushOffsetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHREQUEST']._serialized_start=154
   _globals['_PUSHREQUEST']._serialized_end=254
   _globals['_PUSHHEADER']._serialized_start=257
-  _globals['_PUSHHEADER']._serialized_end=539
-  _globals['_PUSHRESPONSE']._serialized_start=541
-  _globals['_PUSHRESPONSE']._serialized_end=664
-  _globals['_RECEIPT']._serialized_start=666
-  _globals['_RECEIPT']._serialized_end=749
-  _globals['_REFUSAL']._serialized_start=751
-  _globals['_REFUSAL']._serialized_end=814
-  _globals['_GETPUSHOFFSETREQUEST']._serialized_start=817
-  _globals['_GETPUSHOFFSETREQUEST']._serialized_end=956
-  _globals['_GETPUSHOFFSETRESPONSE']._serialized_start=958
-  _globals['_GETPUSHOFFSETRESPONSE']._serialized_end=997
-  _globals['_PUSHSERVICE']._serialized_start=1000
-  _globals['_PUSHSERVICE']._serialized_end=1156
+  _globals['_PUSHHEADER']._serialized_end=560
+  _globals['_PUSHRESPONSE']._serialized_start=562
+  _globals['_PUSHRESPONSE']._serialized_end=685
+  _globals['_RECEIPT']._serialized_start=687
+  _globals['_RECEIPT']._serialized_end=770
+  _globals['_REFUSAL']._serialized_start=772
+  _globals['_REFUSAL']._serialized_end=835
+  _globals['_GETPUSHOFFSETREQUEST']._serialized_start=838
+  _globals['_GETPUSHOFFSETREQUEST']._serialized_end=977
+  _globals['_GETPUSHOFFSETRESPONSE']._serialized_start=979
+  _globals['_GETPUSHOFFSETRESPONSE']._serialized_end=1018
+  _globals['_PUSHSERVICE']._serialized_start=1021
+  _globals['_PUSHSERVICE']._serialized_end=1177
 # @@protoc_insertion_point(module_scope)

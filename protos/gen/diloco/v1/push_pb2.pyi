@@ -85,6 +85,7 @@ class PushHeader(_message.Message):
     CURSOR_TO_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
     layout_digest: _builtins.str
     steps: _builtins.int
     """Inner steps and tokens since the base was adopted."""
@@ -96,6 +97,8 @@ class PushHeader(_message.Message):
     cursor_to: _builtins.int
     offset: _builtins.int
     """Where the chunks of this call begin."""
+    base_digest: _builtins.str
+    """Of the base's values, 16 hex digits; empty from who does not say it."""
     @_builtins.property
     def lease(self) -> _common_pb2.Lease: ...
     @_builtins.property
@@ -119,10 +122,11 @@ class PushHeader(_message.Message):
         cursor_to: _builtins.int = ...,
         payload: _common_pb2.PayloadHeader | None = ...,
         offset: _builtins.int = ...,
+        base_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked_version", b"asked_version", "key", b"key", "lease", b"lease", "payload", b"payload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_version", b"asked_version", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "key", b"key", "layout_digest", b"layout_digest", "lease", b"lease", "offset", b"offset", "payload", b"payload", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_version", b"asked_version", "base_digest", b"base_digest", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "key", b"key", "layout_digest", b"layout_digest", "lease", b"lease", "offset", b"offset", "payload", b"payload", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
