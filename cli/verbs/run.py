@@ -50,6 +50,12 @@ class RunSettings(VerbSettings, RunSpec):
         description="TOML file with a table [regions.NAME] for each learner: rate_mbit and delay_ms"
         " of its link to the server, and its speed; instead of --learners and --slow-factor",
     )
+    containers: str | None = Field(
+        default=None,
+        min_length=1,
+        description="run each process in a container of this image (`docker/build NAME` makes it),"
+        " in a compose project of its own of which nothing stays; Linux alone, without --baselines",
+    )
     pace_s: float | None = Field(
         default=None,
         ge=0,
@@ -144,7 +150,9 @@ def make_plan(settings: RunSettings) -> LocalPlan:
         wall_limit_s=settings.wall_limit_s,
         max_restarts=settings.max_restarts,
         checkpoint_every_s=settings.checkpoint_every_s,
-        baselines=settings.baselines,
+        # Computed here, they might train on another Python's source than the containers.
+        baselines=settings.baselines and settings.containers is None,
+        image=settings.containers,
     )
 
 
@@ -179,14 +187,18 @@ VERB = Verb(
         "  [regions.us-east]\n"
         "  rate_mbit = 20     # Mbit/s (10^6 bits) each way; left out: no bound\n"
         "  delay_ms = 40      # one way\n"
-        "  speed = 0.5        # a step takes --pace-s divided by this"
+        "  speed = 0.5        # a step takes --pace-s divided by this\n\n"
+        "With --containers the same run, map and all, is a compose project. OUT/links/map.toml is\n"
+        "then the map as it is at the moment: what is changed there, `cut = true` too, takes\n"
+        "effect at once."
     ),
     examples=(
         "examples:\n"
         "  diloco run --out runs/demo --preset demo\n"
         "  diloco run --out runs/demo --preset demo --kill us-east@150\n"
         "  diloco run --out runs/mine --data 'texts/*.txt' --budget-tokens 500000 --learners 2\n"
-        "  diloco run --out runs/far --preset demo --map map.toml"
+        "  diloco run --out runs/far --preset demo --map map.toml\n"
+        "  diloco run --out runs/far --preset demo --map map.toml --containers decoupled-diloco"
     ),
     settings=RunSettings,
     run=run,
