@@ -22,6 +22,9 @@ from harness.processes import Command
 WAN = "wan"
 """The service that stands for the network between regions, and what a learner dials."""
 
+HELD_LABEL = "diloco.held"
+"""On each container: the file that is locked for as long as somebody wants it."""
+
 CONTROL, BULK = 7700, 7701
 """The server's ports, in its container."""
 
@@ -116,6 +119,7 @@ class Project:
             "entrypoint": ["python3"],
             "command": [_plain(word) for word in argv[1:]],
             "environment": {name: _plain(value) for name, value in environ.items()},
+            "labels": {HELD_LABEL: _plain(str(self.held))},
             "user": ":".join(map(str, self.user)),
             "networks": [WAN],
             "volumes": volumes,

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from fragments.errors import DilocoError, SettingsError
-from harness.compose import BULK, CONTROL, WAN, Mounted, Project
-from harness.engine import ask, call, composer, remove, why_no_engine
+from harness.compose import BULK, CONTROL, HELD_LABEL, WAN, Mounted, Project
+from harness.engine import ask, call, composer, projects_at_rest, remove, why_no_engine
 from harness.ground import Terms
 from harness.link import LinkShape, Steered
 from harness.plan import EVALUATOR, SERVER
@@ -79,6 +79,7 @@ class Containers:
         """Until the end the file `held` is locked: whatever ends this process, the kernel unlocks
         it, and all containers end.
         """
+        _sweep()
         self._project.links.mkdir(parents=True, exist_ok=True)
         self._held = self._project.held.open("wb")
         fcntl.flock(self._held, fcntl.LOCK_EX)
@@ -267,6 +268,25 @@ class _Link:
 def _region(shape: LinkShape) -> Region:
     rate_mbit = None if shape.rate_mbit == float("inf") else shape.rate_mbit
     return Region(rate_mbit=rate_mbit, delay_ms=shape.delay_s * 1000)
+
+
+def _sweep() -> None:
+    """Removes what is left of runs that were ended by kill -9: nothing of them runs any more."""
+    for project, held in projects_at_rest(HELD_LABEL).items():
+        if not _is_held(Path(held)):
+            remove(project)
+
+
+def _is_held(path: Path) -> bool:
+    """By a run that just begins, or ends; a file that cannot be read may be anybody's."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _check(image: str) -> None:

@@ -44,6 +44,15 @@ def left_of(project: str, kind: str) -> list[str]:
     return ask(["docker", kind, "ls", *chosen]).split()
 
 
+def projects_at_rest(label: str) -> dict[str, str]:
+    """Projects of whose containers with that label none runs: its value, by the project's name."""
+    fields = ["{{.State}}", f'{{{{.Label "{PROJECT_LABEL}"}}}}', f'{{{{.Label "{label}"}}}}']
+    words = ["docker", "ps", "--all", "--filter", f"label={label}", "--format", "\t".join(fields)]
+    rows = [line.split("\t") for line in ask(words).splitlines()]
+    running = {project for state, project, _value in rows if state == "running"}
+    return {project: value for _state, project, value in rows if project not in running}
+
+
 def remove(project: str) -> None:
     """Whatever there is of a project, and nothing else: containers, networks and volumes."""
     if containers := left_of(project, "container"):
@@ -75,9 +84,11 @@ def call(
     argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; subprocess.TimeoutExpired where that takes longer."""
+    given = os.environ if environ is None else environ
     return subprocess.run(
         argv,
-        env=dict(environ or os.environ),
+        # Compose may be a program of another Python than this one.
+        env={name: value for name, value in given.items() if name != "PYTHONPATH"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
