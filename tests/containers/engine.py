@@ -25,16 +25,21 @@ def build_image(name: str) -> None:
 
 
 class Project:
-    """The top-level docker-compose.yml under a name of its own, with no fixed port on the host.
+    """The top-level docker-compose.yml, with overlays, under a name of its own, with no fixed port
+    on the host.
 
     A context manager: at its end, however it comes, containers, networks and volumes are removed
     by the project's label.
     """
 
-    def __init__(self, image: str, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, image: str, settings: Mapping[str, str], overlays: Sequence[str] = ()
+    ) -> None:
         self.name = f"diloco-test-{secrets.token_hex(4)}"
         self._environ = {**os.environ, "IMAGE": image, "STATUS_PORT": "0"}
         self._environ |= {"DILOCO_LOG_LEVEL": "info", **settings}
+        files = ("docker-compose.yml", *overlays)
+        self._files = [word for file in files for word in ("--file", str(ROOT / file))]
 
     def __enter__(self) -> Project:
         return self
@@ -46,7 +51,7 @@ class Project:
         """`docker compose WORDS`; what it printed. AssertionError when it fails."""
         program = composer()
         assert program is not None
-        argv = [*program, "--project-name", self.name, "--file", str(ROOT / "docker-compose.yml")]
+        argv = [*program, "--project-name", self.name, *self._files]
         return _checked([*argv, *words], timeout_s, self._environ)
 
     def up(self) -> None:
