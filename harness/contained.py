@@ -23,15 +23,34 @@ from harness.ground import Terms
 from harness.link import LinkShape, Steered
 from harness.plan import EVALUATOR, SERVER
 from harness.ports import free_ports
-from harness.processes import Command, Supervisor
+from harness.processes import Command, Supervisor, last_words
 from harness.regions import Region, RegionMap
 from harness.toml import to_toml
 
 _UP_S = 300.0
 _CALL_S = 60.0
 _LOOK_S = 0.05
+STOP_WITHIN_S = 60.0
+"""What a run in containers may take to end after it was told to stop: the engine removes one after
+another."""
+
 _START_S = 60.0
 """Longest wait for a container to run."""
+
+
+def require_image(image: str) -> None:
+    """Raises SettingsError where no container can be run, or none of that image."""
+    if sys.platform != "linux":
+        raise SettingsError(
+            "runs in containers are watched by this machine's clock and process ids, which they"
+            " share on Linux alone; `docker compose up` works elsewhere too"
+        )
+    if reason := why_no_engine():
+        raise SettingsError(reason)
+    if call(["docker", "image", "inspect", image], _CALL_S).returncode != 0:
+        raise SettingsError(
+            f"there is no image {image} here: `docker/build {image}` makes it from a checkout"
+        )
 
 
 class Containers:
@@ -44,13 +63,13 @@ class Containers:
         data: what they train on, if not what the image has.
 
     Raises:
-        SettingsError: where no container can be run, or none of that image.
+        SettingsError: see `require_image`.
     """
 
     def __init__(
         self, image: str, out: Path, shapes: Mapping[str, LinkShape], data: str | None = None
     ) -> None:
-        _check(image)
+        require_image(image)
         (port,) = free_ports(1)
         self._project = Project(
             name=f"diloco-{secrets.token_hex(4)}",
@@ -61,7 +80,7 @@ class Containers:
             links=out.absolute() / "links",
             data=Mounted.of(data) if data is not None else None,
         )
-        self.processes = Supervisor(spawn=self._spawn)
+        self.processes = Supervisor(spawn=self._spawn, handle_kind="container")
         self.terms = Terms(
             "0.0.0.0",
             (CONTROL, BULK),
@@ -124,6 +143,7 @@ class Containers:
         words = [*(composer() or ()), "--project-name", self.project, "--file", str(file), "up"]
         # Process ids can be shared with a container only that runs.
         ask([*words, "--detach", "--no-build", WAN], _UP_S)
+        self._await_wan()
         ask([*words, "--no-start", "--no-build", "--no-recreate"], _UP_S)
 
     def open(self, address: str, bulk_port: int) -> None:
@@ -146,11 +166,31 @@ class Containers:
         name = self._project.container(command.name)
         return ContainerProcess(name, command.log, unknown_pid=-self._lives)
 
+    def _await_wan(self) -> None:
+        """Until it has written something that is seen here, as what the others write must be."""
+        deadline_s = time.monotonic() + _START_S
+        while not self._project.carried.exists():
+            if time.monotonic() > deadline_s or not self._wan_runs():
+                self._keep_log()
+                words = last_words(self._wan_log) or f"its log is {self._wan_log}"
+                raise DilocoError(
+                    f"the container {self._project.container(WAN)} does not do its work in"
+                    f" {self._project.out}; is the image of this version? {words}"
+                )
+            time.sleep(_LOOK_S)
+
+    def _wan_runs(self) -> bool:
+        words = ["docker", "inspect", "--format", "{{.State.Running}}"]
+        return ask([*words, self._project.container(WAN)]).strip() == "true"
+
+    @property
+    def _wan_log(self) -> Path:
+        return self._project.out / "logs" / f"{WAN}.log"
+
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             told = call(["docker", "logs", self._project.container(WAN)], _CALL_S)
-            log = self._project.out / "logs" / f"{WAN}.log"
-            log.write_text(told.stdout + told.stderr, encoding="utf-8")
+            self._wan_log.write_text(told.stdout + told.stderr, encoding="utf-8")
 
 
 class ContainerProcess:
@@ -162,7 +202,7 @@ class ContainerProcess:
     """
 
     def __init__(self, container: str, log: Path, unknown_pid: int) -> None:
-        self._container = container
+        self.handle = container
         # This one lives as long as the container's process, and ends with its exit code.
         with log.open("ab") as lines:
             self._client = subprocess.Popen(
@@ -188,7 +228,7 @@ class ContainerProcess:
         """See `Running`."""
         if self._client.poll() is None:
             # One that ends meanwhile is no failure.
-            call(["docker", "kill", "--signal", number.name, self._container], _CALL_S)
+            call(["docker", "kill", "--signal", number.name, self.handle], _CALL_S)
 
     def release(self) -> None:
         """See `Running`. There is nothing."""
@@ -198,11 +238,11 @@ class ContainerProcess:
         words = ["docker", "inspect", "--format", "{{.State.Running}} {{.State.Pid}}"]
         deadline_s = time.monotonic() + _START_S
         while self._client.poll() is None:
-            is_running, here = ask([*words, self._container]).split()
+            is_running, here = ask([*words, self.handle]).split()
             if is_running == "true":
                 return _innermost(int(here))
             if time.monotonic() > deadline_s:
-                raise DilocoError(f"{self._container} did not start within {_START_S:g} s")
+                raise DilocoError(f"{self.handle} did not start within {_START_S:g} s")
             time.sleep(_LOOK_S)
         return None
 
@@ -287,17 +327,3 @@ def _is_held(path: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def _check(image: str) -> None:
-    if sys.platform != "linux":
-        raise SettingsError(
-            "runs in containers are watched by this machine's clock and process ids, which they"
-            " share on Linux alone; `docker compose up` works elsewhere too"
-        )
-    if reason := why_no_engine():
-        raise SettingsError(reason)
-    if call(["docker", "image", "inspect", image], _CALL_S).returncode != 0:
-        raise SettingsError(
-            f"there is no image {image} here: `docker/build {image}` makes it from a checkout"
-        )

@@ -90,6 +90,10 @@ class Running(Protocol):
     def pid(self) -> int:
         """Its id, which no other process of the run has or had."""
 
+    @property
+    def handle(self) -> str:
+        """What a person finds it by."""
+
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
 
@@ -122,6 +126,11 @@ class LocalProcess:
     def pid(self) -> int:
         """See `Running`."""
         return self._process.pid
+
+    @property
+    def handle(self) -> str:
+        """See `Running`."""
+        return str(self.pid)
 
     def poll(self) -> int | None:
         """See `Running`."""
@@ -170,6 +179,8 @@ class Supervisor:
     restart_delay_s: float = 0.5
     clock: Callable[[], float] = time.monotonic
     spawn: Callable[[Command], Running] = LocalProcess
+    handle_kind: str = "process id"
+    """What the handles of its processes are."""
     events: list[Event] = field(default_factory=list)
     _children: dict[str, _Child] = field(default_factory=dict)
     _started_s: float = -1.0
@@ -206,7 +217,8 @@ class Supervisor:
                 child.restart_at_s = None
                 child.process, child.began_s = self.spawn(child.command), self.now_s
                 child.exit_code, child.killed, child.away_s = None, False, 0.0
-                detail = f"restart {child.restarts}, process id {child.process.pid}"
+                handle = f"{self.handle_kind} {child.process.handle}"
+                detail = f"restart {child.restarts}, {handle}"
                 self.note(name, EventKind.RESTARTED, detail=detail)
 
     def kill(self, name: str, why: str, away_s: float = 0.0) -> None:
@@ -247,6 +259,10 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """Process ids of those that run, by name."""
         return {n: c.process.pid for n, c in self._children.items() if c.exit_code is None}
+
+    def handles(self) -> dict[str, str]:
+        """What a person finds those by that run, by name."""
+        return {n: c.process.handle for n, c in self._children.items() if c.exit_code is None}
 
     def exit_code(self, name: str) -> int | None:
         """Its last exit code, None while it runs."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from cli.measure import MeasureSettings, measure
+from cli.stop import STOP_WITHIN_S
 from cli.verb import Verb
 from fragments.errors import DilocoError, SettingsError
 
@@ -184,12 +185,17 @@ def run(settings: ChaosSettings) -> None:
     """Does it all and prints the result.
 
     Raises:
-        SettingsError: see `plan_of`.
+        SettingsError: see `plan_of`; or where no container of the image can be run.
         DilocoError: when a promise is broken, after printing the result; or when the run could not
             be finished.
     """
     # Before an earlier run in --out is put aside for this one.
-    plan = plan_of(settings, Path())
+    plan, stop_within_s = plan_of(settings, Path()), STOP_WITHIN_S
+    if plan.image is not None:
+        from harness import contained
+
+        contained.require_image(plan.image)
+        stop_within_s = contained.STOP_WITHIN_S
 
     def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> ChaosResult:
         from harness.chaos.run import Chaos
@@ -201,7 +207,7 @@ def run(settings: ChaosSettings) -> None:
 
         print(report(result))
 
-    result = measure(settings, bench, show)
+    result = measure(settings, bench, show, stop_within_s)
     if result is not None and not result.holds:
         raise DilocoError(f"a promise is broken: {result.findings[0]}")
 

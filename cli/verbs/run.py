@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from cli.keys import VerbSettings
-from cli.stop import stop_on_signal
+from cli.stop import STOP_WITHIN_S, stop_on_signal
 from cli.verb import Verb
 from cli.verbs.init import HIDDEN
 from fragments.errors import SettingsError
@@ -98,6 +98,7 @@ def run(settings: RunSettings) -> None:
     """Runs it, prints the summary, and writes OUT/summary.json and OUT/loss.png.
 
     Raises:
+        SettingsError: see `make_plan`; or where no container of the image can be run.
         RunDirectoryError: when OUT holds something that is no earlier local run.
         DilocoError: when the run could not be finished, or ended with unequal weights.
     """
@@ -106,10 +107,16 @@ def run(settings: RunSettings) -> None:
     from harness.show import run_and_report
 
     plan = make_plan(settings)
+    stop_within_s = STOP_WITHIN_S
+    if plan.image is not None:
+        from harness import contained
+
+        contained.require_image(plan.image)
+        stop_within_s = contained.STOP_WITHIN_S
     previous = prepare(plan.out)
     if previous is not None:
         print(f"the run that was in {plan.out} is now in {previous}")
-    with stop_on_signal() as stop:
+    with stop_on_signal(within_s=stop_within_s) as stop:
         try:
             run_and_report(plan, stop)
         except StoppedError:
