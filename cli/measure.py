@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel, Field
 
 from cli.keys import VerbSettings
-from cli.stop import stop_on_signal
+from cli.stop import STOP_WITHIN_S, stop_on_signal
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -30,17 +30,21 @@ class MeasureSettings(VerbSettings):
 
 
 def measure(
-    settings: MeasureSettings, bench: Bench[Result], show: Callable[[Result], None]
+    settings: MeasureSettings,
+    bench: Bench[Result],
+    show: Callable[[Result], None],
+    stop_within_s: float = STOP_WITHIN_S,
 ) -> Result | None:
-    """What `bench` measures, writing where the settings say; None where it was stopped. It is
-    printed, as JSON or by `show`.
+    """What `bench` measures, writing where the settings say; None where it was stopped, for which
+    it has `stop_within_s`. It is printed, as JSON or by `show`.
 
     Raises:
         RunDirectoryError: when `out` holds something that is no earlier run of ours.
     """
     from harness.outdir import prepare
 
-    with stop_on_signal() as stop, tempfile.TemporaryDirectory(prefix="diloco-bench-") as scratch:
+    scratches = tempfile.TemporaryDirectory(prefix="diloco-bench-")
+    with stop_on_signal(within_s=stop_within_s) as stop, scratches as scratch:
         from harness.cluster import StoppedError
 
         if settings.out is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fragments.errors import DilocoError
 from fragments.runspec import RunSpec
-from harness.environment import child_environment, command, module
+from harness.environment import command, module
+from harness.ground import Terms
 from harness.plan import EVALUATOR, SERVER, Island
 from harness.processes import Command, Supervisor
 from harness.toml import to_toml
@@ -84,10 +85,9 @@ class Cluster:
     """What else the learner of that name is told."""
     dialled: Callable[[str, str], str] = lambda _name, address: address
     """What the learner of that name dials, given the server's address."""
-    server_host: str = "127.0.0.1"
-    """Where the server listens; beyond loopback it takes `--insecure` among its flags."""
-    server_ports: tuple[int, int] = (0, 0)
-    """Of control and bulk, 0 for any: a server that is started again must be found again."""
+    terms: Terms = field(default_factory=Terms)
+    """Where the processes are; a server that is started again must have ports of its own, so as to
+    be found again."""
     server_restarts: int = 0
     """How often the server is started again when it dies."""
     start_limit_s: float = START_LIMIT_S
@@ -95,10 +95,11 @@ class Cluster:
     checkpoint_every_s: float | None = None
     """Between two checkpoints of a learner, in `out/checkpoints`; None for none."""
     _compiles: bool = False
-    _environ: dict[str, str] = field(default_factory=child_environment)
-    _cached: dict[str, str] = field(default_factory=child_environment)
+    _environ: dict[str, str] = field(init=False)
+    _cached: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._environ, self._cached = self.terms.environ(False), self.terms.environ(False)
         use_cache(self._cached, self.out / "cache")
 
     @property
@@ -116,20 +117,17 @@ class Cluster:
         Raises:
             DilocoError: when it fails, with its own last words.
         """
-        settings = self.out / "init.toml"
         given = self.spec.model_dump(mode="json", exclude_unset=True)
-        settings.write_text(to_toml({"init": given}), encoding="utf-8")
-        words = ("init", str(self.run_dir), "--config", str(settings))
-        self._start(INIT, *words, *self._data_flags())
+        self._settings.write_text(to_toml({"init": given}), encoding="utf-8")
+        self.processes.start(self._init_command())
         self.until(lambda: self.processes.settled(INIT), self.start_limit_s, INIT)
         if self.processes.exit_code(INIT) != 0:
             self.processes.require_alive(INIT)
 
     def start_compiling(self) -> None:
         """Begins to compile what learners and evaluator need; `serve` then waits for it."""
-        argv = module("harness.warm", request(self.spec, self.data))
         self._compiles = True
-        self.processes.start(Command(COMPILER, argv, self.log(COMPILER), self._cached))
+        self.processes.start(self._compiler_command())
 
     def serve(self) -> str:
         """Starts the server on its ports and returns its address once it listens.
@@ -137,13 +135,7 @@ class Cluster:
         Raises:
             DilocoError: when it ends instead, with its own last words.
         """
-        control, bulk = self.server_ports
-        words = ("--address", f"{self.server_host}:{control}", "--bulk-port", str(bulk))
-        self._start(
-            SERVER,
-            *("serve", str(self.run_dir), *words, *self.serve_flags, "--exit-with-parent"),
-            max_restarts=self.server_restarts,
-        )
+        self.processes.start(self._serve_command())
         place = self.run_dir / "address.json"
 
         def is_up() -> bool:
@@ -156,45 +148,83 @@ class Cluster:
             if self.processes.exit_code(COMPILER) != 0:
                 self.processes.require_alive(COMPILER)
         told = json.loads(place.read_text(encoding="utf-8"))
-        self.address, self.bulk_port = str(told["address"]), int(told["bulk_port"])
+        self.address = self.terms.reached_at or str(told["address"])
+        self.bulk_port = int(told["bulk_port"])
         return self.address
 
     def learn(self, island: Island) -> None:
         """Starts a learner; it is started again when it dies, `max_restarts` times."""
-        self._start(
-            island.name,
-            *("learn", "--address", self.dialled(island.name, self.address)),
-            *("--name", island.name),
-            *("--pace-s", repr(island.pace_s), "--exit-with-parent"),
-            *self.learn_flags(island.name),
-            *self._checkpoint_flags(island.name),
-            *self._data_flags(),
-            max_restarts=self.max_restarts,
-        )
+        self.processes.start(self._learn_command(island))
 
     def evaluate(self, every_s: float) -> None:
         """Starts the evaluator; it is started again when it dies, `max_restarts` times."""
-        self._start(
-            EVALUATOR,
-            *("evaluate", "--address", self.address, "--name", EVALUATOR),
-            *("--every-s", repr(every_s), "--exit-with-parent"),
-            *self._data_flags(),
-            max_restarts=self.max_restarts,
-        )
+        self.processes.start(self._evaluate_command(every_s))
+
+    def commands(
+        self, islands: Sequence[Island], evaluate_every_s: float | None = None
+    ) -> tuple[Command, ...]:
+        """Of all processes of a run with these learners, where addresses are known beforehand."""
+        found = [self._init_command(), self._compiler_command(), self._serve_command()]
+        found += [self._learn_command(island) for island in islands]
+        if evaluate_every_s is not None:
+            found.append(self._evaluate_command(evaluate_every_s))
+        return tuple(found)
 
     def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
         """`Look.until`, of this run's processes."""
         look = Look(self.processes, self.stop, self.out / "logs", self.at_tick)
         look.until(is_over, limit_s, what)
 
-    def _start(self, name: str, *words: str, max_restarts: int = 0) -> None:
+    @property
+    def _settings(self) -> Path:
+        return self.out / "init.toml"
+
+    def _init_command(self) -> Command:
+        words = ("init", str(self.run_dir), "--config", str(self._settings))
+        return self._command(INIT, *words, *self._data_flags())
+
+    def _compiler_command(self) -> Command:
+        argv = module("harness.warm", request(self.spec, self.data))
+        return Command(COMPILER, argv, self.log(COMPILER), self._cached)
+
+    def _serve_command(self) -> Command:
+        control, bulk = self.terms.server_ports
+        words = ("--address", f"{self.terms.server_host}:{control}", "--bulk-port", str(bulk))
+        flags = (*self.terms.serve_flags, *self.serve_flags, *self._tie)
+        restarts = self.server_restarts
+        return self._command(SERVER, "serve", str(self.run_dir), *words, *flags, restarts=restarts)
+
+    def _learn_command(self, island: Island) -> Command:
+        return self._command(
+            island.name,
+            *("learn", "--address", self.dialled(island.name, self.address)),
+            *("--name", island.name),
+            *("--pace-s", repr(island.pace_s), *self._tie),
+            *self.learn_flags(island.name),
+            *self._checkpoint_flags(island.name),
+            *self._data_flags(),
+            restarts=self.max_restarts,
+        )
+
+    def _evaluate_command(self, every_s: float) -> Command:
+        return self._command(
+            EVALUATOR,
+            *("evaluate", "--address", self.dialled(EVALUATOR, self.address)),
+            *("--name", EVALUATOR, "--every-s", repr(every_s), *self._tie),
+            *self._data_flags(),
+            restarts=self.max_restarts,
+        )
+
+    def _command(self, name: str, *words: str, restarts: int = 0) -> Command:
         argv = (*self.entry(name), *words, "--log-format", "json")
         # The server's arithmetic is its own (environment.use_server_arithmetic): it shares nothing.
         is_server = name == SERVER
         environ = self._environ if is_server else self._cached
-        self.processes.start(
-            Command(name, argv, self.log(name), environ, max_restarts, outlives=is_server)
-        )
+        return Command(name, argv, self.log(name), environ, restarts, outlives=is_server)
+
+    @property
+    def _tie(self) -> tuple[str, ...]:
+        return ("--exit-with-parent",) if self.terms.is_tied else ()
 
     def _checkpoint_flags(self, name: str) -> tuple[str, ...]:
         if self.checkpoint_every_s is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 # CPU thread pools of several jax processes on few cores fight each other, so that each process
 # makes fewer steps than it would with one thread.
@@ -28,6 +28,13 @@ def use_few_threads(environ: MutableMapping[str, str]) -> None:
         RuntimeError: when this is the process's own environment and jax has read it already.
     """
     _apply(_FEW_THREADS, environ)
+
+
+def few_threads(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy with `use_few_threads`, and the allocator's settings, for a process elsewhere."""
+    found = {"GLIBC_TUNABLES": _ALLOCATOR, **environ}
+    use_few_threads(found)
+    return found
 
 
 def use_server_arithmetic(environ: MutableMapping[str, str]) -> None:

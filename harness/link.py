@@ -19,7 +19,7 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from services.shaper import bytes_s
 
@@ -48,6 +48,19 @@ class LinkShape:
 
 CLEAR = LinkShape()
 """A link that does nothing to what it carries."""
+
+
+class Steered(Protocol):
+    """A link whose state may be changed while it carries something, wherever it is."""
+
+    def cut(self) -> None:
+        """Nothing arrives any more, and nobody is told: what is sent waits for `mend`."""
+
+    def mend(self) -> None:
+        """The end of a cut."""
+
+    def reshape(self, shape: LinkShape) -> None:
+        """From here on another shape, also for connections that are open."""
 
 
 class _Direction:
@@ -109,7 +122,7 @@ class Link:
         return self._up.carried_bytes, self._down.carried_bytes
 
     def reshape(self, shape: LinkShape) -> None:
-        """From here on another shape, also for connections that are open."""
+        """See `Steered`."""
         self._shape = shape
 
     def open(self, target: tuple[str, int], port: int | None = None) -> int:
@@ -122,12 +135,18 @@ class Link:
         self._loop.call_soon_threadsafe(self._begin, self._accept(listener, target))
         return int(listener.getsockname()[1])
 
+    def carry(self, near: socket.socket, target: tuple[str, int]) -> None:
+        """Relays a connection that somebody else has accepted to `target`, and owns it from here
+        on.
+        """
+        self._loop.call_soon_threadsafe(lambda: self._begin(self._connect(near, target)))
+
     def cut(self) -> None:
-        """Nothing arrives any more, and nobody is told: what is sent waits for `mend`."""
+        """See `Steered`."""
         self._loop.call_soon_threadsafe(self._whole.clear)
 
     def mend(self) -> None:
-        """The end of a cut."""
+        """See `Steered`."""
         self._loop.call_soon_threadsafe(self._whole.set)
 
     def close(self) -> None:

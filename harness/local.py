@@ -9,11 +9,13 @@ from pathlib import Path
 
 from fragments.records import Phase, RunStatus
 from harness.cluster import Cluster
+from harness.contained import Containers
 from harness.drill import Drill
+from harness.ground import Ground, ThisMachine
+from harness.link import LinkShape
 from harness.plan import EVALUATOR, SERVER, Island, LocalPlan, names_of
 from harness.processes import EventKind, Supervisor
 from harness.recorder import Recorder
-from harness.relays import Relays
 from harness.summary import Circumstances, Summary, summarize
 from harness.watcher import StatusWatcher
 
@@ -52,17 +54,20 @@ class LocalRun:
                 has passed; the message ends with that process's own last words.
         """
         plan = self.plan
-        shapes = {one.name: one.link for one in plan.islands if one.link is not None}
-        with Relays(shapes) as relays, Supervisor() as processes:
+        with self._ground() as ground:
+            processes = ground.processes
             cluster = Cluster(
-                plan.out, plan.spec, plan.data, self.stop, processes, plan.max_restarts,
+                plan.out.absolute(), plan.spec, ground.seen(plan.data), self.stop, processes,
+                plan.max_restarts,
                 at_tick=lambda: self.show(self._status, self.recorder, processes),
-                checkpoint_every_s=plan.checkpoint_every_s, dialled=relays.dialled,
+                checkpoint_every_s=plan.checkpoint_every_s,
+                dialled=ground.dialled, terms=ground.terms,
             )  # fmt: skip
+            ground.prepare(cluster.commands(plan.islands, plan.evaluate_every_s))
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
-            relays.open(address, cluster.bulk_port)
+            ground.open(address, cluster.bulk_port)
             cluster.learn(plan.islands[0])
             self._waiting = plan.islands[1:]
             if plan.lead_share == 0:
@@ -71,10 +76,17 @@ class LocalRun:
             with StatusWatcher(address, _LOOK_S) as watcher:
                 self._follow(cluster, watcher)
                 self._settle(cluster, watcher)
-            self.link_bytes = relays.carried_bytes()
+            self.link_bytes = ground.carried_bytes()
             processes.stop([SERVER])
             self._require_clean(processes)
             return self._summary(processes)
+
+    def _ground(self) -> Ground:
+        plan = self.plan
+        if plan.image is not None:
+            links = {one.name: one.link or LinkShape() for one in plan.islands}
+            return Containers(plan.image, plan.out, links, plan.data)
+        return ThisMachine({one.name: one.link for one in plan.islands if one.link is not None})
 
     def _follow(self, cluster: Cluster, watcher: StatusWatcher) -> None:
         """Until the run is finished: kills what the drill says, and gives up on a lost cause."""

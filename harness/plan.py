@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,8 @@ class LocalPlan:
     `out` gets the run directory, logs, summary and plot. The first island begins alone; the others
     are started when it has trained `lead_share` of the budget. `max_restarts` bounds the restarts
     of each learner, which goes on from its newest checkpoint. A run that is not finished after
-    `wall_limit_s` is ended with an error.
+    `wall_limit_s` is ended with an error. `image`: all of it runs in containers of that image; None
+    for processes of this machine.
     """
 
     out: Path
@@ -51,6 +51,7 @@ class LocalPlan:
     max_restarts: int = 3
     checkpoint_every_s: float = 10.0
     baselines: bool = True
+    image: str | None = None
 
     def log(self, name: str) -> Path:
         """Where the process `name` writes."""
@@ -79,18 +80,15 @@ def islands_of(regions: RegionMap, pace_s: float) -> tuple[Island, ...]:
     """The islands of a map, in its order; one of speed 1 makes a step in `pace_s`.
 
     Raises:
-        SettingsError: for regions of different speeds when nothing is paced.
+        SettingsError: for regions of different speeds when nothing is paced, or one that is
+            cut off.
     """
+    if away := [name for name, region in regions.regions.items() if region.cut]:
+        raise SettingsError(f"a run cannot begin with {away[0]} cut off: leave out its cut")
     if pace_s <= 0 and len({region.speed for region in regions.regions.values()}) > 1:
         raise SettingsError("regions of different speeds need a pace: give --pace-s")
     return tuple(
-        Island(
-            name,
-            pace_s / region.speed,
-            LinkShape(region.rate_mbit or math.inf, region.delay_ms / 1000)
-            if region.is_linked
-            else None,
-        )
+        Island(name, pace_s / region.speed, region.shape if region.is_linked else None)
         for name, region in regions.regions.items()
     )
 

@@ -1,8 +1,9 @@
 """Supervised child processes: started, watched, restarted to a bound, and ended with the parent.
 
-Every child has a session of its own (a Ctrl-C in the terminal reaches the parent alone), writes to
-a log file, and holds the reading end of a pipe as its stdin. That pipe closes when the parent ends
-in whatever way, kill -9 included; a child started with `--exit-with-parent` stops itself then.
+Every child has a session of its own (a Ctrl-C in the terminal reaches the parent alone) and writes
+to a log file. One of this machine holds the reading end of a pipe as its stdin, which closes when
+the parent ends in whatever way, kill -9 included; a child started with `--exit-with-parent` stops
+itself then.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from fragments.errors import DilocoError
 
@@ -81,10 +83,83 @@ class Command:
     outlives: bool = False
 
 
+class Running(Protocol):
+    """A process of a command, wherever it runs."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, which no other process of the run has or had."""
+
+    @property
+    def handle(self) -> str:
+        """What a person finds it by."""
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit code, once it has ended; subprocess.TimeoutExpired after the time."""
+
+    def send(self, number: signal.Signals) -> None:
+        """To it and all that it has started."""
+
+    def release(self) -> None:
+        """It has ended: let go of what it held here."""
+
+
+class LocalProcess:
+    """A `Running` of this machine, with a session of its own and a pipe as its stdin."""
+
+    def __init__(self, command: Command) -> None:
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        with command.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command.argv,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(command.environ),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """See `Running`."""
+        return self._process.pid
+
+    @property
+    def handle(self) -> str:
+        """See `Running`."""
+        return str(self.pid)
+
+    def poll(self) -> int | None:
+        """See `Running`."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """See `Running`."""
+        return self._process.wait(timeout_s)
+
+    def send(self, number: signal.Signals) -> None:
+        """See `Running`. While it is not reaped, its id is its own."""
+        if self._process.poll() is not None:
+            return
+        if number is signal.SIGTERM:
+            # What it has started, it ends itself.
+            self._process.terminate()
+        else:
+            os.killpg(self._process.pid, number)
+
+    def release(self) -> None:
+        """See `Running`."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
 @dataclass(slots=True)
 class _Child:
     command: Command
-    process: subprocess.Popen[bytes]
+    process: Running
     began_s: float
     restarts: int = 0
     failures: int = 0
@@ -103,6 +178,9 @@ class Supervisor:
 
     restart_delay_s: float = 0.5
     clock: Callable[[], float] = time.monotonic
+    spawn: Callable[[Command], Running] = LocalProcess
+    handle_kind: str = "process id"
+    """What the handles of its processes are."""
     events: list[Event] = field(default_factory=list)
     _children: dict[str, _Child] = field(default_factory=dict)
     _started_s: float = -1.0
@@ -127,19 +205,20 @@ class Supervisor:
         """Starts a child; its name must be free or its former bearer ended."""
         if self.running(command.name):
             raise ValueError(f"{command.name} is running already")
-        self._children[command.name] = _Child(command, self._spawn(command), self.now_s)
+        self._children[command.name] = _Child(command, self.spawn(command), self.now_s)
         self.note(command.name, EventKind.STARTED)
 
     def poll(self) -> None:
         """Notices who has ended and starts again whose time has come."""
         for name, child in self._children.items():
-            if child.exit_code is None and child.process.poll() is not None:
-                self._on_end(name, child)
+            if child.exit_code is None and (code := child.process.poll()) is not None:
+                self._on_end(name, child, code)
             if child.restart_at_s is not None and self.now_s >= child.restart_at_s:
                 child.restart_at_s = None
-                child.process, child.began_s = self._spawn(child.command), self.now_s
+                child.process, child.began_s = self.spawn(child.command), self.now_s
                 child.exit_code, child.killed, child.away_s = None, False, 0.0
-                detail = f"restart {child.restarts}, process id {child.process.pid}"
+                handle = f"{self.handle_kind} {child.process.handle}"
+                detail = f"restart {child.restarts}, {handle}"
                 self.note(name, EventKind.RESTARTED, detail=detail)
 
     def kill(self, name: str, why: str, away_s: float = 0.0) -> None:
@@ -149,7 +228,7 @@ class Supervisor:
         child = self._children[name]
         if child.process.poll() is None:
             self.expect_kill(name, why, away_s)
-            self._signal_group(child, signal.SIGKILL)
+            child.process.send(signal.SIGKILL)
 
     def expect_kill(self, name: str, why: str, away_s: float = 0.0) -> None:
         """A running child is about to kill itself, as `kill` would."""
@@ -159,12 +238,12 @@ class Supervisor:
 
     def pause(self, name: str) -> None:
         """SIGSTOP to a running child: it stands still until `resume`, `kill` or `stop`."""
-        self._signal_group(self._children[name], signal.SIGSTOP)
+        self._children[name].process.send(signal.SIGSTOP)
         self.note(name, EventKind.PAUSED)
 
     def resume(self, name: str) -> None:
         """SIGCONT to a child that was paused."""
-        self._signal_group(self._children[name], signal.SIGCONT)
+        self._children[name].process.send(signal.SIGCONT)
         self.note(name, EventKind.CONTINUED)
 
     def running(self, name: str) -> bool:
@@ -180,6 +259,10 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """Process ids of those that run, by name."""
         return {n: c.process.pid for n, c in self._children.items() if c.exit_code is None}
+
+    def handles(self) -> dict[str, str]:
+        """What a person finds those by that run, by name."""
+        return {n: c.process.handle for n, c in self._children.items() if c.exit_code is None}
 
     def exit_code(self, name: str) -> int | None:
         """Its last exit code, None while it runs."""
@@ -203,19 +286,18 @@ class Supervisor:
         for child in chosen:
             child.restart_at_s = None
             if child.process.poll() is None:
-                child.process.terminate()
+                child.process.send(signal.SIGTERM)
                 # One that was paused hears of it.
-                self._signal_group(child, signal.SIGCONT)
+                child.process.send(signal.SIGCONT)
         deadline_s = self.clock() + grace_s
         for child in chosen:
             if child.exit_code is not None:
                 continue
             forced = not _wait(child.process, deadline_s - self.clock())
             if forced:
-                self._signal_group(child, signal.SIGKILL)
-                child.process.wait()
-            self._close_stdin(child)
-            child.exit_code = child.process.returncode
+                child.process.send(signal.SIGKILL)
+            child.exit_code = child.process.wait()
+            child.process.release()
             detail = f"did not stop within {grace_s:g} s" if forced else ""
             self.note(child.command.name, EventKind.STOPPED, child.exit_code, detail)
 
@@ -226,21 +308,9 @@ class Supervisor:
         pid = self._children[name].process.pid
         self.events.append(Event(round(self.now_s, 3), name, kind, pid, exit_code, detail))
 
-    def _spawn(self, command: Command) -> subprocess.Popen[bytes]:
-        command.log.parent.mkdir(parents=True, exist_ok=True)
-        with command.log.open("ab") as log:
-            return subprocess.Popen(
-                command.argv,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=dict(command.environ),
-                start_new_session=True,
-            )
-
-    def _on_end(self, name: str, child: _Child) -> None:
-        self._close_stdin(child)
-        code = child.exit_code = child.process.returncode
+    def _on_end(self, name: str, child: _Child, code: int) -> None:
+        child.process.release()
+        child.exit_code = code
         if code == 0:
             self.note(name, EventKind.ENDED, code)
             return
@@ -256,22 +326,11 @@ class Supervisor:
         child.restarts += 1
         child.failures += not child.killed
 
-    @staticmethod
-    def _signal_group(child: _Child, number: signal.Signals) -> None:
-        """To the child's whole session, while the child is not reaped and the id so its own."""
-        if child.process.poll() is None:
-            os.killpg(child.process.pid, number)
 
-    @staticmethod
-    def _close_stdin(child: _Child) -> None:
-        if child.process.stdin is not None:
-            child.process.stdin.close()
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+def _wait(process: Running, timeout_s: float) -> bool:
     """Has the process ended within the time?"""
     try:
-        process.wait(timeout=max(0.0, timeout_s))
+        process.wait(max(0.0, timeout_s))
     except subprocess.TimeoutExpired:
         return False
     return True

@@ -4,12 +4,14 @@
     rate_mbit = 100     # Mbit/s (10^6 bits) each way; left out: as fast as this machine
     delay_ms = 40       # one way
     speed = 0.5         # half as fast as a region of speed 1
+    cut = true          # its link carries nothing, for as long as the file says so
 
 A region is one learner, and bears its name.
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +19,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fragments.errors import SettingsError
+from harness.link import LinkShape
 from harness.nearest import did_you_mean
 
 MOST_REGIONS = 16
@@ -39,6 +42,15 @@ class Region(_Table):
     """One way; a round trip takes twice as long."""
     speed: float = Field(default=1.0, gt=0, le=1000)
     """A step takes the run's pace divided by this."""
+
+    cut: bool = False
+    """Its link carries nothing. A run cannot begin without a region; where the file is followed
+    (`harness.wan`), this is how to cut one off."""
+
+    @property
+    def shape(self) -> LinkShape:
+        """What its link does."""
+        return LinkShape(self.rate_mbit or math.inf, self.delay_ms / 1000)
 
     @property
     def is_linked(self) -> bool:

@@ -38,7 +38,7 @@ class Screen:
         self._live: Live = live(self.console)
         self._next_line_s = 0.0
         self._events_told = 0
-        self._pids_told = False
+        self._handles_told = False
         self._stage_told = ""
 
     def __enter__(self) -> Self:
@@ -56,12 +56,14 @@ class Screen:
     def show(self, status: RunStatus | None, recorder: Recorder, processes: Supervisor) -> None:
         """Draws the state of the run; cheap to call at every tick.
 
-        With the first status it tells the process ids, for who wants to try what a kill -9 does.
+        With the first status it tells the process ids (or containers), for who wants to try what a
+        kill -9 does.
         """
-        if status is not None and not self._pids_told:
-            self._pids_told = True
-            pids = ", ".join(f"{name} {pid}" for name, pid in processes.pids().items())
-            self.console.print(f"process ids: {pids}", style="dim", highlight=False, soft_wrap=True)
+        if status is not None and not self._handles_told:
+            self._handles_told = True
+            handles = ", ".join(f"{name} {found}" for name, found in processes.handles().items())
+            line = f"{processes.handle_kind}s: {handles}"
+            self.console.print(line, style="dim", highlight=False, soft_wrap=True)
         if self.console.is_terminal:
             self._draw(status, recorder, processes)
         else:

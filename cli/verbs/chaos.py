@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from cli.measure import MeasureSettings, measure
+from cli.stop import STOP_WITHIN_S
 from cli.verb import Verb
 from fragments.errors import DilocoError, SettingsError
 
@@ -42,7 +43,7 @@ class ChaosSettings(MeasureSettings):
     slow_factor: float = Field(
         default=3.0, gt=1, description="how many times a slow step is longer"
     )
-    rate_mbit: float = Field(default=1.0, gt=0, description="what a link carries at fault rate")
+    rate_mbit: float = Field(default=1.0, ge=0.1, description="what a link carries at fault rate")
     script: Path | None = Field(
         default=None, description="faults by the clock or by trained tokens, from a TOML file"
     )
@@ -91,6 +92,12 @@ class ChaosSettings(MeasureSettings):
         ge=1,
         description="trained tokens of all learners from one fault to the next; the run's budget"
         " follows from it",
+    )
+    containers: str | None = Field(
+        default=None,
+        min_length=1,
+        description="run each process in a container of this image (`docker/build NAME` makes it),"
+        " in a compose project of its own of which nothing stays; Linux alone",
     )
     compare: bool = Field(
         default=False, description="do the same run without faults first, and compare the loss"
@@ -142,6 +149,7 @@ def plan_of(settings: ChaosSettings, out: Path) -> ChaosPlan:
         tokens_per_fault=settings.tokens_per_fault,
         data=settings.data or small_data(),
         compare=settings.compare,
+        image=settings.containers,
         wall_limit_s=settings.wall_limit_s,
     )
     if not by_clock:
@@ -177,12 +185,17 @@ def run(settings: ChaosSettings) -> None:
     """Does it all and prints the result.
 
     Raises:
-        SettingsError: see `plan_of`.
+        SettingsError: see `plan_of`; or where no container of the image can be run.
         DilocoError: when a promise is broken, after printing the result; or when the run could not
             be finished.
     """
     # Before an earlier run in --out is put aside for this one.
-    plan = plan_of(settings, Path())
+    plan, stop_within_s = plan_of(settings, Path()), STOP_WITHIN_S
+    if plan.image is not None:
+        from harness import contained
+
+        contained.require_image(plan.image)
+        stop_within_s = contained.STOP_WITHIN_S
 
     def bench(out: Path, stop: threading.Event, tell: Callable[[str], None]) -> ChaosResult:
         from harness.chaos.run import Chaos
@@ -194,7 +207,7 @@ def run(settings: ChaosSettings) -> None:
 
         print(report(result))
 
-    result = measure(settings, bench, show)
+    result = measure(settings, bench, show, stop_within_s)
     if result is not None and not result.holds:
         raise DilocoError(f"a promise is broken: {result.findings[0]}")
 
@@ -215,7 +228,11 @@ VERB = Verb(
         "repair: what a learner loses, the run loses. Then the report also says what share of a\n"
         "run without faults was kept, where the rest went, how soon each kind of fault was over,\n"
         "and what a model of data-parallel training would have kept.\n\n"
-        "Only processes that the command itself has started are touched."
+        "With --containers the same befalls containers: a network between the regions, whose\n"
+        "links are cut and narrowed, a server, and learners, each killed and stopped by the\n"
+        "container engine. What they write is in --out, so the referee, a container too, judges\n"
+        "as it does otherwise.\n\n"
+        "Only processes and containers that the command itself has started are touched."
     ),
     examples=(
         "examples:\n"
@@ -224,7 +241,8 @@ VERB = Verb(
         "  diloco chaos --server-kills 0 --learner-kills 0 --point-kills 1 --out runs/points\n"
         "  diloco chaos --server-kills 0 --learner-stops 2 --server-away-s 60\n"
         "  diloco chaos --learners 4 --mtbf-s 60 --repair-s 10 --faults kill,partition,slow\n"
-        "  diloco chaos --script faults.toml --compare\n\n"
+        "  diloco chaos --script faults.toml --compare\n"
+        "  diloco chaos --containers decoupled-diloco --mtbf-s 60 --faults kill,partition,stop\n\n"
         "a script:\n"
         "  [[faults]]\n"
         '  what = "partition"     # kill, stop, partition, slow, rate, server-kill or disk-full\n'

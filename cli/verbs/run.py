@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from cli.keys import VerbSettings
-from cli.stop import stop_on_signal
+from cli.stop import STOP_WITHIN_S, stop_on_signal
 from cli.verb import Verb
 from cli.verbs.init import HIDDEN
 from fragments.errors import SettingsError
@@ -49,6 +49,12 @@ class RunSettings(VerbSettings, RunSpec):
         alias="map",
         description="TOML file with a table [regions.NAME] for each learner: rate_mbit and delay_ms"
         " of its link to the server, and its speed; instead of --learners and --slow-factor",
+    )
+    containers: str | None = Field(
+        default=None,
+        min_length=1,
+        description="run each process in a container of this image (`docker/build NAME` makes it),"
+        " in a compose project of its own of which nothing stays; Linux alone, without --baselines",
     )
     pace_s: float | None = Field(
         default=None,
@@ -92,6 +98,7 @@ def run(settings: RunSettings) -> None:
     """Runs it, prints the summary, and writes OUT/summary.json and OUT/loss.png.
 
     Raises:
+        SettingsError: see `make_plan`; or where no container of the image can be run.
         RunDirectoryError: when OUT holds something that is no earlier local run.
         DilocoError: when the run could not be finished, or ended with unequal weights.
     """
@@ -100,10 +107,16 @@ def run(settings: RunSettings) -> None:
     from harness.show import run_and_report
 
     plan = make_plan(settings)
+    stop_within_s = STOP_WITHIN_S
+    if plan.image is not None:
+        from harness import contained
+
+        contained.require_image(plan.image)
+        stop_within_s = contained.STOP_WITHIN_S
     previous = prepare(plan.out)
     if previous is not None:
         print(f"the run that was in {plan.out} is now in {previous}")
-    with stop_on_signal() as stop:
+    with stop_on_signal(within_s=stop_within_s) as stop:
         try:
             run_and_report(plan, stop)
         except StoppedError:
@@ -144,7 +157,9 @@ def make_plan(settings: RunSettings) -> LocalPlan:
         wall_limit_s=settings.wall_limit_s,
         max_restarts=settings.max_restarts,
         checkpoint_every_s=settings.checkpoint_every_s,
-        baselines=settings.baselines,
+        # Computed here, they might train on another Python's source than the containers.
+        baselines=settings.baselines and settings.containers is None,
+        image=settings.containers,
     )
 
 
@@ -179,14 +194,18 @@ VERB = Verb(
         "  [regions.us-east]\n"
         "  rate_mbit = 20     # Mbit/s (10^6 bits) each way; left out: no bound\n"
         "  delay_ms = 40      # one way\n"
-        "  speed = 0.5        # a step takes --pace-s divided by this"
+        "  speed = 0.5        # a step takes --pace-s divided by this\n\n"
+        "With --containers the same run, map and all, is a compose project. OUT/links/map.toml is\n"
+        "then the map as it is at the moment: what is changed there, `cut = true` too, takes\n"
+        "effect at once."
     ),
     examples=(
         "examples:\n"
         "  diloco run --out runs/demo --preset demo\n"
         "  diloco run --out runs/demo --preset demo --kill us-east@150\n"
         "  diloco run --out runs/mine --data 'texts/*.txt' --budget-tokens 500000 --learners 2\n"
-        "  diloco run --out runs/far --preset demo --map map.toml"
+        "  diloco run --out runs/far --preset demo --map map.toml\n"
+        "  diloco run --out runs/far --preset demo --map map.toml --containers decoupled-diloco"
     ),
     settings=RunSettings,
     run=run,

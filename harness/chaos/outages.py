@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fragments.errors import SettingsError
 from harness.nearest import did_you_mean
 from harness.plan import SERVER
+from harness.regions import SLOWEST_MBIT
 
 MOST = 10_000
 """Outages in a schedule."""
@@ -47,9 +48,6 @@ class OutageKind(StrEnum):
         return self in (OutageKind.SERVER_KILL, OutageKind.DISK_FULL)
 
 
-Positive = Annotated[float, Field(gt=0)]
-
-
 class Outage(BaseModel):
     """`what` befalls `whom` (a learner's name, or `server`) for `for_s` seconds.
 
@@ -65,7 +63,7 @@ class Outage(BaseModel):
     at_tokens: Annotated[int, Field(ge=0)] | None = None
     for_s: Annotated[float, Field(gt=0, le=86_400)]
     factor: Annotated[float, Field(gt=1)] | None = None
-    mbit: Positive | None = None
+    mbit: Annotated[float, Field(ge=SLOWEST_MBIT)] | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

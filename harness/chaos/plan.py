@@ -52,7 +52,8 @@ class ChaosPlan:
     `tokens_per_fault`: trained tokens of all learners in a stretch of the schedule; the budget of
     `spec` is set from it, unless `tokens` is given. `compare`: the same run is done first with no
     faults, at the same budget. `is_calm`: nothing of all that happens. `mtbf_s`, `repair_s`: what
-    the outages were drawn with, where they were. `restart_s`, `link`: see `LocalSite`.
+    the outages were drawn with, where they were. `restart_s`, `link`: see `Units`. `image`: all of
+    it runs in containers of that image; None for processes of this machine.
     """
 
     out: Path
@@ -74,6 +75,7 @@ class ChaosPlan:
     repair_s: float | None = None
     restart_s: float | None = None
     link: LinkShape = CLEAR
+    image: str | None = None
 
     @property
     def storms(self) -> tuple[Outage, ...]:

@@ -71,6 +71,8 @@ def _done(result: ChaosResult) -> dict[str, object]:
         "kill -9 of a learner": result.learner_kills,
         "a learner stopped": result.learner_stops,
     }
+    if result.image is not None:
+        done["each process in a container of"] = f"`{result.image}`"
     if result.away is not None:
         done["the server kept away"] = f"{result.away.seconds} s"
     if result.mtbf_s is not None:

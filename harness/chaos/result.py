@@ -112,6 +112,9 @@ class ChaosResult(_Record):
     snapshots: int = Field(description="whose state was compared with the tape's")
     starts: int = Field(description="of servers, on the tape")
     epochs: int = Field(description="1: nothing was ever given up")
+    image: str | None = Field(
+        default=None, description="of the containers that it ran in; null: processes of one machine"
+    )
     learners: int
     pace_s: float
     mtbf_s: float | None = Field(description="of each unit; null for a schedule by hand or count")

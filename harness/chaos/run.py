@@ -13,16 +13,17 @@ from harness.chaos.plot import draw_chaos
 from harness.chaos.points import Trap
 from harness.chaos.report import report
 from harness.chaos.result import ChaosResult
-from harness.chaos.site import LocalSite
+from harness.chaos.site import Units
 from harness.chaos.steps import Steps, stamped
 from harness.chaos.storm import Storm
 from harness.chaos.summing import Course, course_of, summed_up
 from harness.cluster import Cluster
-from harness.environment import child_environment, command, module
+from harness.contained import Containers
+from harness.environment import command, module
+from harness.ground import Ground, ThisMachine
 from harness.plan import SERVER, names_of
 from harness.ports import free_ports
-from harness.processes import Command, Supervisor
-from harness.relays import Relays
+from harness.processes import Command
 from harness.watcher import StatusWatcher
 
 _LOOK_S = 0.2
@@ -72,24 +73,25 @@ class Chaos:
 
     def _course(self, plan: ChaosPlan) -> Course:
         plan.out.mkdir(parents=True, exist_ok=True)
-        places = Places(plan.out)
+        places = Places(plan.out.absolute())
         places.stamps.mkdir(exist_ok=True)
         self._told_s = 0.0
         names = names_of(plan.islands)
-        control, bulk = free_ports(2)
-        with Relays(dict.fromkeys(names, plan.link)) as relays, Supervisor() as processes:
-            cluster = self._cluster(plan, places, processes, relays, (control, bulk))
+        with self._ground(plan, names) as ground:
+            processes = ground.processes
+            cluster = self._cluster(plan, places, ground)
+            ground.prepare([*cluster.commands(plan.islands), _referee(cluster, places, names)])
             cluster.make_run()
             cluster.start_compiling()
             address = cluster.serve()
-            relays.open(address, cluster.bulk_port)
+            ground.open(address, cluster.bulk_port)
             for island in plan.islands:
                 cluster.learn(island)
             with StatusWatcher(address, _LOOK_S) as watcher:
                 steps, trap = Steps(places.stamps), Trap(places.trap)
                 paces_s = {island.name: island.pace_s for island in plan.islands}
-                site = LocalSite(
-                    processes, relays.links, steps, paces_s, places.full, plan.restart_s, plan.link
+                site = Units(
+                    processes, ground.links, steps, paces_s, places.full, plan.restart_s, plan.link
                 )
                 breaker = Breaker(plan.storms, site, self.tell)
                 storm = Storm(plan, cluster, watcher, steps, trap, breaker, self.tell)
@@ -97,17 +99,17 @@ class Chaos:
                 finished_s = processes.now_s
                 self._settle(storm)
             processes.stop([SERVER], _STOP_S)
-            judgement = self._judge(cluster, places)
-            return course_of(storm, judgement, finished_s, relays.carried_bytes())
+            judgement = self._judge(cluster, places, names)
+            return course_of(storm, judgement, finished_s, ground.carried_bytes())
 
-    def _cluster(
-        self,
-        plan: ChaosPlan,
-        places: Places,
-        processes: Supervisor,
-        relays: Relays,
-        ports: tuple[int, int],
-    ) -> Cluster:
+    def _ground(self, plan: ChaosPlan, names: list[str]) -> Ground:
+        links = dict.fromkeys(names, plan.link)
+        if plan.image is not None:
+            return Containers(plan.image, plan.out, links, plan.data)
+        control, bulk = free_ports(2)
+        return ThisMachine(links, (control, bulk))
+
+    def _cluster(self, plan: ChaosPlan, places: Places, ground: Ground) -> Cluster:
         spec = plan.spec.model_copy(
             update={
                 "budget_tokens": plan.budget_tokens,
@@ -122,11 +124,11 @@ class Chaos:
             return server if name == SERVER and plan.has_traps else command()
 
         return Cluster(
-            plan.out, spec, plan.data, self.stop, processes, _RESTARTS,
+            places.out, spec, ground.seen(plan.data), self.stop, ground.processes, _RESTARTS,
             entry=entry, serve_flags=("--keep-snapshots", str(KEEP_ALL)),
             learn_flags=lambda name: ("--receipts", str(places.receipts(name))),
-            dialled=relays.dialled, checkpoint_every_s=plan.checkpoint_every_s,
-            server_ports=ports, server_restarts=_RESTARTS, start_limit_s=_START_LIMIT_S,
+            dialled=ground.dialled, checkpoint_every_s=plan.checkpoint_every_s,
+            terms=ground.terms, server_restarts=_RESTARTS, start_limit_s=_START_LIMIT_S,
         )  # fmt: skip
 
     def _is_over(self, storm: Storm) -> bool:
@@ -162,14 +164,17 @@ class Chaos:
         longest_s = max((outage.for_s for outage in storm.plan.storms), default=0.0)
         cluster.until(is_over, _SETTLE_LIMIT_S + longest_s, "the learners' end")
 
-    def _judge(self, cluster: Cluster, places: Places) -> Judgement:
+    def _judge(self, cluster: Cluster, places: Places, names: list[str]) -> Judgement:
         self.tell("the run is over; its tape is run again")
-        receipts = [places.receipts(island.name) for island in self.plan.islands]
-        words = referee_words(cluster.run_dir, receipts, self.plan.data, places.judgement)
-        environ = child_environment(every_core=True)
-        log = cluster.log(REFEREE)
-        cluster.processes.start(Command(REFEREE, words, log, environ))
+        cluster.processes.start(_referee(cluster, places, names))
         cluster.until(lambda: cluster.processes.settled(REFEREE), _REFEREE_LIMIT_S, "the judgement")
         if cluster.processes.exit_code(REFEREE) != 0:
             cluster.processes.require_alive(REFEREE)
         return Judgement.model_validate_json(places.judgement.read_text(encoding="utf-8"))
+
+
+def _referee(cluster: Cluster, places: Places, names: list[str]) -> Command:
+    """Judges what the run of `cluster` with these learners has left."""
+    receipts = [places.receipts(name) for name in names]
+    words = referee_words(cluster.run_dir, receipts, cluster.data, places.judgement)
+    return Command(REFEREE, words, cluster.log(REFEREE), cluster.terms.environ(True))

@@ -64,7 +64,9 @@ def serve(asked: argparse.Namespace, stop: threading.Event) -> None:
         keep_snapshots=asked.keep_snapshots,
     )
     outer.trap = trap
-    settings = ServerSettings(address=asked.address, bulk_port=asked.bulk_port)
+    settings = ServerSettings(
+        address=asked.address, bulk_port=asked.bulk_port, insecure=asked.insecure
+    )
     with outer:
         services = OuterServices(outer, settings)
         services.start()
@@ -90,6 +92,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--address", required=True)
     parser.add_argument("--bulk-port", type=int, required=True)
     parser.add_argument("--keep-snapshots", type=int, required=True)
+    parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--exit-with-parent", action="store_true")
     parser.add_argument("--log-format", choices=["json"])
     return parser.parse_args(words)

@@ -1,4 +1,6 @@
-"""The units of a run as processes of this machine, each learner behind a link of its own."""
+"""The units of a run as processes, each learner behind a link of its own: here or in containers,
+by what supervises them and steers the links.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 
 from harness.chaos.outages import Outage, OutageKind
 from harness.chaos.steps import Steps
-from harness.link import CLEAR, Link, LinkShape
+from harness.link import CLEAR, LinkShape, Steered
 from harness.plan import SERVER
 from harness.processes import Supervisor
 
@@ -19,7 +21,7 @@ read, the newest weights fetched. Before that it is not seen, and nobody waits f
 
 
 @dataclass(slots=True)
-class LocalSite:
+class Units:
     """A `harness.chaos.breaker.Site`. `paces_s`: least seconds of a learner's step when nothing is
     wrong. `full`: the file whose presence fills the server's disk.
 
@@ -29,7 +31,7 @@ class LocalSite:
     """
 
     processes: Supervisor
-    links: Mapping[str, Link]
+    links: Mapping[str, Steered]
     steps: Steps
     paces_s: Mapping[str, float]
     full: Path

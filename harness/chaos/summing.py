@@ -154,6 +154,7 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
             _recoveries(storm, FaultKind.LEARNER_KILL) + delays(_of(befell, OutageKind.KILL), works)
         ),
         away=gone,
+        image=plan.image,
         learners=plan.learners,
         pace_s=plan.pace_s,
         mtbf_s=plan.mtbf_s,

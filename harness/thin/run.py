@@ -19,6 +19,7 @@ from harness.cluster import INIT, Cluster, Look
 from harness.dataparallel.job import DataParallelJob
 from harness.environment import child_environment, command, module
 from harness.gated import Gate
+from harness.ground import Terms
 from harness.plan import SERVER, Island
 from harness.processes import Command, Supervisor
 from harness.sites import Sites
@@ -163,7 +164,7 @@ class _Decoupled:
         with Supervisor() as processes:
             cluster = Cluster(
                 out, spec, None, self.stop, processes, entry=entry,
-                server_host=sites.address(SERVER), serve_flags=("--insecure",),
+                terms=Terms(sites.address(SERVER), serve_flags=("--insecure",)),
                 start_limit_s=START_LIMIT_S,
             )  # fmt: skip
             cluster.make_run()

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from tests.containers.engine import build_image, why_no_engine
+from harness.engine import why_no_engine
+from tests.containers.engine import build_image
 
 
 @pytest.fixture(scope="session")

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fragments.errors import DilocoError
 from fragments.records import LearnerStatus, RunStatus
+from harness.engine import call, composer, left_of, remove
 from services.client.status import watch_status
 
 ROOT = Path(__file__).resolve().parents[2]
 
 LOOK_S = 0.5
 """Seconds between two looks at the status of a run."""
-
-_LABEL = "com.docker.compose.project"
-
-
-def why_no_engine() -> str:
-    """Why no containers can be run here, in a sentence; empty where they can."""
-    if shutil.which("docker") is None:
-        return "no container engine here: install docker (on Debian: docker.io, docker-compose)"
-    try:
-        told = _call(["docker", "info", "--format", "{{.ServerVersion}}"], 30)
-    except subprocess.TimeoutExpired:
-        return "no container engine here: docker does not answer"
-    if told.returncode != 0:
-        return f"no container engine here: docker says {told.stderr.strip()}"
-    if _composer() is None:
-        return "no Compose here: install docker-compose, or docker's compose plugin"
-    return ""
 
 
 def build_image(name: str) -> None:
@@ -43,32 +25,33 @@ def build_image(name: str) -> None:
 
 
 class Project:
-    """The top-level docker-compose.yml under a name of its own, with no fixed port on the host.
+    """The top-level docker-compose.yml, with overlays, under a name of its own, with no fixed port
+    on the host.
 
     A context manager: at its end, however it comes, containers, networks and volumes are removed
     by the project's label.
     """
 
-    def __init__(self, image: str, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, image: str, settings: Mapping[str, str], overlays: Sequence[str] = ()
+    ) -> None:
         self.name = f"diloco-test-{secrets.token_hex(4)}"
         self._environ = {**os.environ, "IMAGE": image, "STATUS_PORT": "0"}
         self._environ |= {"DILOCO_LOG_LEVEL": "info", **settings}
+        files = ("docker-compose.yml", *overlays)
+        self._files = [word for file in files for word in ("--file", str(ROOT / file))]
 
     def __enter__(self) -> Project:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        for container in self.left("container"):
-            _call(["docker", "rm", "--force", "--volumes", container], 60)
-        for kind in ("network", "volume"):
-            for one in self.left(kind):
-                _call(["docker", kind, "rm", one], 60)
+        remove(self.name)
 
     def compose(self, *words: str, timeout_s: float = 180) -> str:
         """`docker compose WORDS`; what it printed. AssertionError when it fails."""
-        composer = _composer()
-        assert composer is not None
-        argv = [*composer, "--project-name", self.name, "--file", str(ROOT / "docker-compose.yml")]
+        program = composer()
+        assert program is not None
+        argv = [*program, "--project-name", self.name, *self._files]
         return _checked([*argv, *words], timeout_s, self._environ)
 
     def up(self) -> None:
@@ -91,7 +74,7 @@ class Project:
         """
         # Every process of the container but its init and the asking shell; the answer is cut short
         # when the container ends first.
-        _call(["docker", "exec", self.container(service), "sh", "-c", "kill -9 -1"], 60)
+        call(["docker", "exec", self.container(service), "sh", "-c", "kill -9 -1"], 60)
 
     def cut(self, service: str) -> None:
         """Takes the service's container off the network."""
@@ -131,9 +114,7 @@ class Project:
 
     def left(self, kind: str) -> list[str]:
         """Ids of what there is of the project: containers, networks or volumes."""
-        everything = ["--all"] if kind == "container" else []
-        words = ["ls", "--quiet", *everything, "--filter", f"label={_LABEL}={self.name}"]
-        return _checked(["docker", kind, *words], 60).split()
+        return left_of(self.name, kind)
 
     def _network(self) -> str:
         (network,) = self.left("network")
@@ -145,28 +126,8 @@ def learner(status: RunStatus, name: str) -> LearnerStatus:
     return {one.name: one for one in status.learners}[name]
 
 
-def _composer() -> list[str] | None:
-    """The words of Compose: docker's plugin, or the program that came before it."""
-    if _call(["docker", "compose", "version"], 30).returncode == 0:
-        return ["docker", "compose"]
-    return ["docker-compose"] if shutil.which("docker-compose") else None
-
-
 def _checked(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> str:
-    done = _call(argv, timeout_s, env)
+    done = call(argv, timeout_s, env)
     said = "\n".join((done.stdout + done.stderr).splitlines()[-60:])
     assert done.returncode == 0, f"{' '.join(argv)} ended with {done.returncode}:\n{said}"
     return done.stdout
-
-
-def _call(
-    argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )

@@ -33,8 +33,9 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
 
 @pytest.fixture
 def long_run(image: str) -> Iterator[Project]:
-    """A run that outlasts what is done to it."""
-    with Project(image, {"BUDGET_TOKENS": "1000000000"}) as project:
+    """A run that outlasts what is done to it, whose regions have the links of a map."""
+    overlay = ["deploy/compose.map.yml"]
+    with Project(image, {"BUDGET_TOKENS": "1000000000"}, overlay) as project:
         yield project
 
 
@@ -61,6 +62,7 @@ def test_a_run_outlives_what_a_data_centre_suffers(long_run: Project, tell: Tell
     long_run.up()
     status = long_run.until(lambda s: all_train(s) and bool(s.evaluations), 300, "all train")
     tell("up: three regions train")
+    assert "asia-east: 10 Mbit/s, 90 ms" in long_run.logs("wan")
     first = status.evaluations[0].loss
     status = long_run.until(lambda s: loss_of(s) < 0.6 * first, 240, "the loss falls")
     unit = status.evaluations[-1].unit

@@ -17,7 +17,7 @@ from fragments.runspec import ProgramSettings
 from harness.chaos.judgement import DataFound
 from harness.chaos.outages import Outage, OutageKind
 from harness.chaos.result import ChaosResult, Models, Spent, Spread
-from harness.chaos.site import JOIN_S, LocalSite
+from harness.chaos.site import JOIN_S, Units
 from harness.chaos.steps import Steps, build, stamped
 from harness.cluster import Look
 from harness.dataparallel.lives import JobResult
@@ -112,7 +112,7 @@ def test_a_restart_takes_what_it_is_to_take_however_soon_the_process_is_there(
     with Supervisor(clock=lambda: now_s) as processes:
         processes.start(command)
         steps = Steps(tmp_path)
-        site = LocalSite(processes, {}, steps, {"eu": 0.5}, tmp_path / "full", restart_s=12.0)
+        site = Units(processes, {}, steps, {"eu": 0.5}, tmp_path / "full", restart_s=12.0)
         kill = Outage(what=OutageKind.KILL, whom="eu", at_s=0, for_s=10)
         dead = processes.pids()["eu"]
         assert site.begin(kill)
