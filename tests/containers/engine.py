@@ -25,21 +25,26 @@ def build_image(name: str) -> None:
 
 
 class Project:
-    """The top-level docker-compose.yml, with overlays, under a name of its own, with no fixed port
-    on the host.
+    """The top-level docker-compose.yml, with overlays, or other compose files and an environment
+    file, under a name of its own. The top-level one has no fixed port on the host.
 
     A context manager: at its end, however it comes, containers, networks and volumes are removed
     by the project's label.
     """
 
     def __init__(
-        self, image: str, settings: Mapping[str, str], overlays: Sequence[str] = ()
+        self,
+        image: str,
+        settings: Mapping[str, str],
+        files: Sequence[str] = ("docker-compose.yml",),
+        env_file: Path | None = None,
     ) -> None:
         self.name = f"diloco-test-{secrets.token_hex(4)}"
         self._environ = {**os.environ, "IMAGE": image, "STATUS_PORT": "0"}
         self._environ |= {"DILOCO_LOG_LEVEL": "info", **settings}
-        files = ("docker-compose.yml", *overlays)
         self._files = [word for file in files for word in ("--file", str(ROOT / file))]
+        if env_file is not None:
+            self._files += ["--env-file", str(env_file)]
 
     def __enter__(self) -> Project:
         return self

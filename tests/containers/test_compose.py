@@ -34,8 +34,8 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
 @pytest.fixture
 def long_run(image: str) -> Iterator[Project]:
     """A run that outlasts what is done to it, whose regions have the links of a map."""
-    overlay = ["deploy/compose.map.yml"]
-    with Project(image, {"BUDGET_TOKENS": "1000000000"}, overlay) as project:
+    files = ("docker-compose.yml", "deploy/compose.map.yml")
+    with Project(image, {"BUDGET_TOKENS": "1000000000"}, files) as project:
         yield project
 
 
