@@ -76,7 +76,7 @@ def test_settings_that_were_edited_are_refused_with_what_to_do(run: Path) -> Non
     text = (run / "run.json").read_text()
     assert '"momentum": 0.8' in text
     (run / "run.json").write_text(text.replace('"momentum": 0.8', '"momentum": 0.0'))
-    with pytest.raises(RunDirectoryError, match=r"not what was written .*`diloco admin set`"):
+    with pytest.raises(RunDirectoryError, match=r"not what was written .*from a backup"):
         read_run(run)
 
 
