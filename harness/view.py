@@ -103,10 +103,7 @@ def status_line(status: RunStatus) -> str:
 
 
 def _subtitle(status: RunStatus) -> str:
-    """Who is there now, and why the run is where it is.
-
-    The server's reason counts the learners of the moment when the phase began; here are today's.
-    """
+    """Who is there now, and why the run is where it is."""
     here = (LearnerState.JOINED, LearnerState.TRAINING)
     live = sum(learner.state in here for learner in status.learners)
     count = f"{live} live learner{'' if live == 1 else 's'}"
@@ -115,7 +112,7 @@ def _subtitle(status: RunStatus) -> str:
     if status.phase is Phase.WAITING:
         return f"{count}: waiting for more"
     if status.phase is Phase.TRAINING or not status.phase_reason:
-        return count
+        return status.phase_reason or count
     return f"{count} · {status.phase_reason}"
 
 

@@ -79,9 +79,12 @@ class Hole:
     def __str__(self) -> str:
         if self.is_lost and self.until:
             return f"the journal begins at event {self.until}: {self.first} to before it are lost"
-        which = f"events {self.first} to {self.until - 1}" if self.until else f"event {self.first}"
-        after = "" if self.until else " and what follows on it"
-        return f"{which}{after} cannot be read ({self.reason})"
+        which = f"event {self.first}"
+        if self.until is None:
+            which += " and what follows on it"
+        elif self.until - 1 > self.first:
+            which = f"events {self.first} to {self.until - 1}"
+        return f"{which} cannot be read ({self.reason})"
 
     @property
     def meaning(self) -> str:

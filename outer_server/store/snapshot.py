@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,10 @@ def damaged(directory: Path, spec: RunSpec, layout: Layout) -> list[str]:
 
 
 def is_same(one: RunState, other: RunState) -> bool:
-    """Whether two states are equal; what is no number equals itself."""
+    """Whether two states are equal; what is no number equals itself. How a release words the reason
+    of a phase is none of it.
+    """
+    one, other = replace(one, phase_reason=""), replace(other, phase_reason="")
     return _state_json(one) == _state_json(other)
 
 
