@@ -129,7 +129,6 @@ def _progress(status: RunStatus) -> RenderableType:
             (f"{share:.0%}", "bold"),
             (f" of {count_text(status.tokens_budget)} tokens", "dim"),
             (f" · {count_text(status.tokens_per_s)} tokens/s", "dim"),
-            (f" · {duration_text(status.uptime_s)}", "dim"),
         ),
     )
     return row
@@ -156,7 +155,10 @@ def _facts(status: RunStatus, losses: Sequence[float]) -> RenderableType:
     )
     grid.add_row(
         Text("wide area", "dim"),
-        Text(f"up {bytes_text(status.bytes_up)} · down {bytes_text(status.bytes_down)}"),
+        Text(
+            f"up {bytes_text(status.bytes_up)} · down {bytes_text(status.bytes_down)}"
+            f" since the server's start, {duration_text(status.uptime_s)} ago"
+        ),
     )
     receives = rate_text(status.use_receive_mbit, status.cap_receive_mbit)
     sends = rate_text(status.use_send_mbit, status.cap_send_mbit)
