@@ -16,11 +16,10 @@ from tempfile import TemporaryDirectory
 from fragments.disk import REAL_DISK
 from fragments.errors import RunDirectoryError
 from fragments.payload import Payload
-from outer_server.store.journal import TAPE, payload_of
+from outer_server.store.journal import TAPE, is_missing, lost_events, payload_of
 from outer_server.store.lock import InUseError, lock_to_read
 from outer_server.store.payloads import PayloadFiles
 from outer_server.store.tape import FORMAT, DamagedTapeError, Record, records_after, whole_from
-from outer_server.store.wal import has_hole
 
 
 class Past:
@@ -34,8 +33,8 @@ class Past:
 
     def __init__(self, run: Path) -> None:
         self.path = run / "journal" / TAPE
-        if not self.path.exists():
-            raise RunDirectoryError(f"{self.path} is missing")
+        if is_missing(self.path.parent):
+            raise RunDirectoryError(f"{self.path} is missing or empty: put it back from a copy")
         self._copy: TemporaryDirectory[str] | None = None
         self._files = PayloadFiles(REAL_DISK, self.path.parent / "payloads")
         self.damage = ""
@@ -92,8 +91,7 @@ class Past:
         try:
             self._copy = TemporaryDirectory(prefix="diloco-")
             log = self.path.with_name(f"{TAPE}-wal")
-            if has_hole(log):
-                self.damage = "events follow on one that is not what was written"
+            self.damage = lost_events(self.path.parent)
             for file in filter(Path.exists, (self.path, log)):
                 shutil.copyfile(file, Path(self._copy.name, file.name))
         except OSError as error:

@@ -164,15 +164,16 @@ class RunDirectory:
         """A number that a copy of this directory does not have."""
         return self.disk.identity(self.path / "lock")
 
-    def record(self) -> ServerRecord:
-        """What the last server has noted. Raises RunDirectoryError."""
+    def record(self, remedy: str = "") -> ServerRecord:
+        """What the last server has noted. Raises RunDirectoryError, with `remedy` where it is
+        damaged or gone.
+        """
         path = self.path / "server.json"
-        remedy = f"go on in a new epoch with `diloco serve {self.path} --take-over`"
         found = _read_json(path, remedy)
         try:
             return _RECORD.validate_python(found)
         except ValidationError as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}; {remedy}") from error
+            raise RunDirectoryError(f"{path} is damaged: {error}{remedy}") from error
 
     def write_record(self, record: ServerRecord) -> None:
         """Note what the next server must know, durably."""
@@ -234,11 +235,11 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
         spec = RunSpec.model_validate(document.get("spec"))
         layout = Layout.from_json(_read(path / "layout.json", _FROM_A_COPY).decode())
     except (ValidationError, LayoutError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}; {_FROM_A_COPY}") from error
+        raise RunDirectoryError(f"{path} is damaged: {error}{_FROM_A_COPY}") from error
     return spec, layout
 
 
-_FROM_A_COPY = "put the file back from a backup, or a copy of the run directory"
+_FROM_A_COPY = "; put the file back from a backup, or a copy of the run directory"
 
 
 def _to_json(record: ServerRecord) -> bytes:
@@ -252,7 +253,7 @@ def _read_json(path: Path, remedy: str) -> dict[str, object]:
         document = json.loads(data)
         return unseal(data) if SEAL in document else dict(document)
     except (ValueError, TypeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}; {remedy}") from error
+        raise RunDirectoryError(f"{path} is damaged: {error}{remedy}") from error
 
 
 def _read(path: Path, remedy: str) -> bytes:
@@ -262,7 +263,7 @@ def _read(path: Path, remedy: str) -> bytes:
     try:
         return path.read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error.strerror}; {remedy}") from error
+        raise RunDirectoryError(f"{path} is damaged: {error.strerror}{remedy}") from error
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be read: {error.strerror}; see to its disk and rights"
