@@ -136,10 +136,16 @@ def _attend(
 
 
 def _result(status: RunStatus) -> str:
-    """What came of a run, in a line."""
+    """What came of a run, in a line; its last weights may not be evaluated yet."""
     last = status.evaluations[-1] if status.evaluations else None
-    loss = f", held-out loss {last.loss:.4f} {last.unit}" if last is not None else ""
-    return f"run {status.run_id} is finished: {status.tokens_trained:,} tokens trained{loss}"
+    loss = ""
+    if last is not None:
+        loss = f"; held-out loss at step {last.global_step}, the newest so far: {last.loss:.4f}"
+        loss += f" {last.unit}"
+    return (
+        f"run {status.run_id} is finished at step {status.global_step}:"
+        f" {status.tokens_trained:,} tokens trained{loss}"
+    )
 
 
 def _check_directory(run_dir: Path) -> None:
