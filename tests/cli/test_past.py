@@ -13,7 +13,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from cli.main import main
+from fragments.records import Evaluation, Hello, Role
+from outer_server.server import OuterServer
+from outer_server.store.rundir import create_run
 from tests.support.story import Story
+from tests.support.tiny import tiny_birth, tiny_spec
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +65,28 @@ def test_events_before_and_after_a_damaged_one_are_told(
     assert capsys.readouterr().out.splitlines() == whole[-1:]
 
 
+def test_an_evaluation_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    create_run(run, tiny_spec(), *tiny_birth(tiny_spec()))
+    with OuterServer(run) as server:
+        digest = server.describe().layout_digest
+        lease = server.join(Hello(1, "tiny", digest, "judge", Role.EVALUATOR, "1")).lease
+        server.evaluated(lease, Evaluation(2.5, "nats/byte", 7, 112, (0, 0)))
+        server.leave(lease, "done")
+    capsys.readouterr()
+    assert main(["events", str(run)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "held-out" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("  held-out loss 2.5000 nats/byte at step 7, 112 tokens")
+    assert main(["events", str(run)]) == 0
+    assert "evaluation" not in capsys.readouterr().out
+
+
 def test_the_account_of_the_data_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", str(run), "--data"]) == 0
-    assert "batches merged" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "batches merged" in told
+    assert "batches counted twice: 0" in told
 
 
 def _command(*words: str) -> str:
