@@ -72,9 +72,10 @@ def _split_verb(words: list[str]) -> tuple[str, list[str]]:
     if family and len(words) == 1:
         raise SettingsError(f"diloco {words[0]} needs one more word: " + ", ".join(family))
     wanted = " ".join(words[:2]) if family else words[0]
-    raise SettingsError(
-        f"there is no `diloco {wanted}`{did_you_mean(wanted, NAMES)} (see diloco --help)"
-    )
+    hint = did_you_mean(wanted, NAMES)
+    if family and not hint:
+        hint = f": there are {', '.join(family)}"
+    raise SettingsError(f"there is no `diloco {wanted}`{hint} (see diloco --help)")
 
 
 def _family(word: str) -> list[str]:

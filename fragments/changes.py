@@ -107,9 +107,15 @@ def _check_key(key: str) -> None:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key.replace("-", "_"), list(known), n=1, cutoff=0.7)
+    key, words = key.replace("-", "_"), {each: each for each in known}
+    table = key[: key.rfind(".") + 1]
+    if table and any(each.startswith(table) for each in words):
+        # The table's name, which is right, makes no key near.
+        words = {each.removeprefix(table): each for each in words if each.startswith(table)}
+        key = key.removeprefix(table)
+    close = difflib.get_close_matches(key, list(words), n=1, cutoff=0.7)
     if close:
-        return f": did you mean {close[0]}?"
+        return f": did you mean {words[close[0]]}?"
     return f"; those that can be changed are {', '.join(sorted(CHANGEABLE))}"
 
 

@@ -19,6 +19,7 @@ from outer_server.core.events import (
     Denied,
     Drain,
     Evaluated,
+    Event,
     Evict,
     HasAdopted,
     Hold,
@@ -50,14 +51,40 @@ def when(happened: Happened) -> str:
 
 def sentences(happened: Happened, *, every: bool) -> list[str]:
     """What happened, as a person would say it; with `every`, reports and adoptions too."""
-    told = [_note(note) for note in happened.notes]
+    # Of an evaluation the event itself says all.
+    told = [_note(note) for note in happened.notes if note.what != "evaluated"]
     event = happened.record.event
     if isinstance(happened.reply, Denied):
-        kind = type(event).__name__.lower()
-        return [f"an operator asks for {kind} and is refused: {happened.reply.reason}"]
-    if isinstance(event, _TOLD_BY_NOTES) or (isinstance(event, _SMALL) and not every):
+        return [f"{_ASKED[type(event)]} and is refused: {happened.reply.reason}"]
+    if isinstance(event, _SMALL) and not every:
+        return told
+    if happened.is_bare and isinstance(event, _TOLD_BY_NOTES):
+        return _bare(event)
+    if isinstance(event, _TOLD_BY_NOTES):
         return told
     return [_sentence(happened), *told]
+
+
+_ASKED: dict[type[Event], str] = {
+    Hold: "an operator asks to drain the run",
+    Evict: "an operator asks to evict a learner",
+    Release: "an operator asks for a release",
+    Change: "an operator asks to change settings",
+    RollBack: "an operator asks to go back to a snapshot",
+}
+
+
+def _bare(event: Event) -> list[str]:
+    """One that notes would tell of, where nobody knows what came of it."""
+    match event:
+        case Join(hello):
+            return [f"{hello.name} asks to join as a {hello.role}"]
+        case Leave(learner):
+            return [f"{learner} leaves"]
+        case Drain(reason):
+            return [f"the server is about to stop: {reason}"]
+        case _:
+            return [_ASKED[type(event)]] if type(event) in _ASKED else []
 
 
 def names(happened: Happened) -> set[str]:
@@ -115,8 +142,10 @@ def account_lines(found: Account, *, as_json: bool) -> list[str]:
             f"shard {shard}, fragment {fragment}: {merged} batches merged"
             + (f"; not merged: {rest}" if rest else "")
         )
+    twice = sum(min(a.stop, b.stop) - max(a.start, b.start) for a, b in found.overlaps)
     lines.append(
-        f"{len(found.overlaps)} overlaps, {len(found.miscounts)} contributions that count otherwise"
+        f"batches counted twice: {twice}; contributions whose steps are not as many"
+        f" as their batches: {len(found.miscounts)}"
     )
     return lines
 
@@ -139,7 +168,8 @@ def _sentence(happened: Happened) -> str:
         case Attached(learner):
             return f"{learner} listens"
         case Evaluated(_, _, evaluation):
-            return f"held-out loss {evaluation.loss:.4f} {evaluation.unit}"
+            where = f"at step {evaluation.global_step}, {evaluation.tokens_trained} tokens"
+            return f"held-out loss {evaluation.loss:.4f} {evaluation.unit} {where}"
         case other:
             return type(other).__name__
 
@@ -189,7 +219,6 @@ _NOTES = {
     "merge_refused": "a round on fragment {fragment} at {version} could not be merged",
     "phase": "the run is {phase}",
     "drained": "the run is {phase} for an operator",
-    "evaluated": "an evaluation",
     "changed": "settings are changed",
     "rolled_back": "the run goes back",
 }

@@ -155,7 +155,7 @@ class DurableBench:
                         done.result()
                     version += 1
                     merged = all_.step_until(version * len(payloads))
-                    self.tell(f"{merged} of {self.merges} rounds merged before the kill")
+                    self.tell(f"{merged} rounds merged; killed once {self.merges} are")
             processes.kill(SERVER, "to see it come back")
             cluster.until(lambda: not processes.running(SERVER), self.limit_s, "the kill")
             (cluster.run_dir / "address.json").unlink(missing_ok=True)

@@ -23,12 +23,23 @@ def nearest(unknown: str, known: Iterable[str]) -> str | None:
         folded = folded.removeprefix(common)
         by_folded = {word.removeprefix(common): known for word, known in by_folded.items()}
     # A wrong hint is worse than none. 0.72 takes one wrong letter of four, not two of five.
+    head, tail = _split(folded)
+    alike = {_split(word)[1]: word for word in by_folded if _split(word)[0] == head}
+    if head and alike:  # What is right already (`admin` of `admin foo`) makes nothing near.
+        close = difflib.get_close_matches(tail, list(alike), n=1, cutoff=0.72)
+        return by_folded[alike[close[0]]] if close else None
     close = difflib.get_close_matches(folded, list(by_folded), n=1, cutoff=0.72)
     if close:
         return by_folded[close[0]]
     tails = {word.rpartition(".")[2]: word for word in by_folded}
     close = difflib.get_close_matches(folded.lstrip("_"), list(tails), n=1, cutoff=0.75)
     return by_folded[tails[close[0]]] if close else None
+
+
+def _split(word: str) -> tuple[str, str]:
+    """What comes before the last dot or blank, and after it."""
+    head, _, tail = word.replace(" ", ".").rpartition(".")
+    return head, tail
 
 
 def did_you_mean(unknown: str, known: Iterable[str]) -> str:

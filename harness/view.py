@@ -103,10 +103,7 @@ def status_line(status: RunStatus) -> str:
 
 
 def _subtitle(status: RunStatus) -> str:
-    """Who is there now, and why the run is where it is.
-
-    The server's reason counts the learners of the moment when the phase began; here are today's.
-    """
+    """Who is there now, and why the run is where it is."""
     here = (LearnerState.JOINED, LearnerState.TRAINING)
     live = sum(learner.state in here for learner in status.learners)
     count = f"{live} live learner{'' if live == 1 else 's'}"
@@ -115,7 +112,7 @@ def _subtitle(status: RunStatus) -> str:
     if status.phase is Phase.WAITING:
         return f"{count}: waiting for more"
     if status.phase is Phase.TRAINING or not status.phase_reason:
-        return count
+        return status.phase_reason or count
     return f"{count} · {status.phase_reason}"
 
 
@@ -132,7 +129,6 @@ def _progress(status: RunStatus) -> RenderableType:
             (f"{share:.0%}", "bold"),
             (f" of {count_text(status.tokens_budget)} tokens", "dim"),
             (f" · {count_text(status.tokens_per_s)} tokens/s", "dim"),
-            (f" · {duration_text(status.uptime_s)}", "dim"),
         ),
     )
     return row
@@ -159,7 +155,10 @@ def _facts(status: RunStatus, losses: Sequence[float]) -> RenderableType:
     )
     grid.add_row(
         Text("wide area", "dim"),
-        Text(f"up {bytes_text(status.bytes_up)} · down {bytes_text(status.bytes_down)}"),
+        Text(
+            f"up {bytes_text(status.bytes_up)} · down {bytes_text(status.bytes_down)}"
+            f" since the server's start, {duration_text(status.uptime_s)} ago"
+        ),
     )
     receives = rate_text(status.use_receive_mbit, status.cap_receive_mbit)
     sends = rate_text(status.use_send_mbit, status.cap_send_mbit)

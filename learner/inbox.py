@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from fragments.errors import DilocoError, PayloadError, RefusedError
+from fragments.errors import DilocoError, PayloadError, RefusedError, UnreachableError
 from fragments.records import Published, Version
 from learner.backlog import Backlog
 from learner.island import Island
@@ -36,6 +36,7 @@ class Inbox:
         self.backlog = Backlog(lambda: island.completed.step)
         self._stopping = False
         self._useless_bytes = 0
+        self._is_cut_off = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
 
     def start(self) -> None:
@@ -125,6 +126,10 @@ class Inbox:
             _log.warning("pull_refused", fragment=fragment, code=error.code, reason=str(error))
             return False
         except DilocoError as error:
-            _log.warning("pull_failed", fragment=fragment, reason=str(error))
+            # While the server is away each try says the same: once is enough.
+            log = _log.debug if self._is_cut_off else _log.warning
+            log("pull_failed", fragment=fragment, reason=str(error))
+            self._is_cut_off = isinstance(error, UnreachableError)
             return False
+        self._is_cut_off = False
         return True

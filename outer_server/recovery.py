@@ -143,7 +143,16 @@ def _recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) ->
             "new_epoch", epoch=state.epoch, goes_on_after_rounds=rounds, reason=started.reason
         )
     took_s = round(time.monotonic() - began_s, 2)
-    _log.info("recovered", snapshot=restored.name, merges=replay.merges, seconds=took_s)
+    _log.info(
+        "recovered",
+        snapshot=restored.name,
+        merges=replay.merges,
+        rounds=state.rounds_merged,
+        tokens=state.tokens_trained,
+        waiting=sum(len(fragment.arrived) for fragment in state.fragments),
+        leases=len(state.live_learners),
+        seconds=took_s,
+    )
     # A rollback on the tape may have gone back before it.
     rounds = min(restored.state.rounds_merged, state.rounds_merged)
     newest = Mark(state.epoch, rounds, restored.position or 0)
@@ -170,13 +179,17 @@ def _counted(removed: Mapping[str, int]) -> str:
 
 def _record(directory: RunDirectory, *, take_over: bool) -> ServerRecord:
     """What the last server has noted; with `take_over` also where that cannot be read."""
+    if not take_over:
+        path = directory.path
+        return directory.record(f"; go on in a new epoch with `diloco serve {path} --take-over`")
     try:
         return directory.record()
     except RunDirectoryError as error:
-        if not take_over:
-            raise
         _log.warning("server_json_damaged", reason=str(error))
-        return ServerRecord(0, 0, clean=False)
+        return ServerRecord(0, 0, clean=False, lost=_UNNOTED)
+
+
+_UNNOTED = "server.json, where the last server noted how it ended, is missing or damaged"
 
 
 def _looked_at(
@@ -245,10 +258,12 @@ def _missing(record: ServerRecord, restored: Restored, state: RunState) -> str:
         if state.generation < record.generation:
             return "the journal of the last server is missing"
         return ""
+    if not record.clean:
+        return "the last server kept no journal and did not end in order: versions may be missing"
     is_last = restored.is_newest and record.snapshot in (None, restored.name)
-    if record.clean and is_last and record.epoch == state.epoch:
+    if is_last and record.epoch == state.epoch:
         return ""
-    return "no clean stop, or its snapshot is gone: versions may be missing"
+    return f"snapshot {record.snapshot}, which the last server left, is missing or damaged"
 
 
 def stopped(directory: RunDirectory, epoch: int) -> None:

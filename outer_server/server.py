@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +47,7 @@ from outer_server.core.events import (
 from outer_server.core.state import ContributionMeta, RunState
 from outer_server.engine import Engine
 from outer_server.holdings import Sink
+from outer_server.pace import Pace
 from outer_server.recovery import recover, stopped
 from outer_server.saver import SnapshotRule
 from outer_server.store.rundir import RunDirectory
@@ -96,7 +96,7 @@ class OuterServer:
         self._clock = clock
         self._traffic: dict[str, Traffic] = {}
         self._traffic_lock = threading.Lock()
-        self._pace: deque[tuple[float, int]] = deque(maxlen=64)
+        self._pace = Pace()
 
     def __enter__(self) -> OuterServer:
         self._directory.__enter__()
@@ -272,18 +272,9 @@ class OuterServer:
         now_s, state = self._engine.now_s(), self._engine.state
         with self._traffic_lock:
             traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}
-            tokens_per_s = self._tokens_per_s(state, now_s)
+            tokens_per_s = self._pace.look(state, now_s)
         found = status.run_status(state, self._directory.layout, traffic, now_s, tokens_per_s)
         return replace(found, stalled=self._engine.stalled)
-
-    def _tokens_per_s(self, state: RunState, now_s: float) -> float:
-        """Trained tokens a second over the last calls of `status`, at least a second apart."""
-        pace = self._pace
-        if not pace or now_s - pace[-1][0] >= 1.0:
-            pace.append((now_s, state.tokens_trained))
-        since = next((entry for entry in pace if now_s - entry[0] <= 10.0), pace[0])
-        elapsed_s = now_s - since[0]
-        return (state.tokens_trained - since[1]) / elapsed_s if elapsed_s > 0 else 0.0
 
     def _check(self, lease: Lease) -> None:
         refusal = membership.check_lease(self._engine.state, lease.learner, lease.token)

@@ -151,9 +151,28 @@ def error_of(error: grpc.RpcError, address: str, doing: str) -> DilocoError:
     return kind(f"{doing} at {address} failed: {message or code.name.lower()}")
 
 
+# What gRPC's sentences of some hundred letters come to, by what is in them; in full at debug.
+_SIGNS = (
+    ("Connection refused", "connection refused"),
+    ("Connection reset", "the connection broke"),
+    ("Socket closed", "the connection broke"),
+    ("Broken pipe", "the connection broke"),
+    ("keepalive", "nothing was heard any more"),
+    ("ping timeout", "nothing was heard any more"),
+    ("Connection timed out", "no answer"),
+    ("FD Shutdown", "no answer"),
+    ("No route to host", "no route to that host"),
+    ("Network is unreachable", "that network is unreachable"),
+    ("DNS", "its name cannot be resolved"),
+)
+
+
 def _unreachable(address: str, doing: str, code: grpc.StatusCode, message: str) -> str:
     late = code is grpc.StatusCode.DEADLINE_EXCEEDED
-    what = "did not answer in time" if late else f"cannot be reached ({message or code.name})"
+    if message:
+        _log.debug("call_failed", doing=doing, code=code.name, details=message)
+    why = next((word for sign, word in _SIGNS if sign in message), message or code.name)
+    what = "did not answer in time" if late else f"cannot be reached ({why})"
     return (
         f"the outer server at {address} {what} ({doing}): check that `diloco serve` runs there, "
         "that the address is right, and that no firewall is in between"

@@ -11,9 +11,10 @@ from pydantic import Field
 
 from cli.keys import Positional, VerbSettings
 from cli.verb import Verb
+from fragments.errors import RunDirectoryError, SettingsError
 
 if TYPE_CHECKING:
-    from outer_server.history import Happened
+    from outer_server.history import Hole
 
 
 class EventsSettings(VerbSettings):
@@ -35,35 +36,61 @@ def run(settings: EventsSettings) -> None:
     """Prints the events.
 
     Raises:
+        SettingsError: when nobody of that name is on the tape.
         RunDirectoryError: when there is no tape, or it is damaged, after what could be read.
     """
     from harness import chronicle
     from harness.terminal import say
-    from outer_server.history import data_account, events
+    from outer_server.history import data_account
 
     if settings.data:
         found = data_account(settings.run_dir)
         for line in chronicle.account_lines(found, as_json=settings.json_):
             say(line)
         return
-
-    def told() -> Iterator[str]:
-        for happened in _about(events(settings.run_dir), settings.learner):
-            if settings.json_:
-                yield chronicle.as_json(happened)
-                continue
-            for sentence in chronicle.sentences(happened, every=settings.every):
-                yield f"{chronicle.when(happened)}  {sentence}"
-
-    lines: Iterable[str] = deque(told(), settings.last) if settings.last else told()
+    holes: list[Hole] = []
+    told = _told(settings, holes)
+    lines: Iterable[str] = deque(told, settings.last) if settings.last else told
     for line in lines:
         say(line)
+    damage = [hole for hole in holes if not (hole.is_lost and hole.is_covered)]
+    if damage:
+        sentences = "; ".join(map(str, damage))
+        raise RunDirectoryError(f"of {settings.run_dir}, {sentences}: {damage[-1].meaning}")
 
 
-def _about(happened: Iterable[Happened], learner: str) -> Iterator[Happened]:
-    from harness.chronicle import names
+def _told(settings: EventsSettings, holes: list[Hole]) -> Iterator[str]:
+    """What is to be printed; `holes` is added to. Raises as `run`."""
+    from harness import chronicle
+    from outer_server.history import events
 
-    return (each for each in happened if not learner or learner in names(each))
+    new: list[Hole] = []
+    learner, known = settings.learner, set[str]()
+    for happened in events(settings.run_dir, new.append):
+        yield from _holes(new, holes, settings)
+        about = chronicle.names(happened)
+        if learner:
+            known |= about | set(happened.state.learners)
+        if learner and learner not in about:
+            continue
+        if settings.json_:
+            yield chronicle.as_json(happened)
+            continue
+        for sentence in chronicle.sentences(happened, every=settings.every):
+            yield f"{chronicle.when(happened)}  {sentence}"
+    yield from _holes(new, holes, settings)
+    if learner and learner not in known:
+        here = f"there are {', '.join(sorted(known))}" if known else "nobody has joined yet"
+        raise SettingsError(f"--learner {learner}: there is no such learner here: {here}")
+
+
+def _holes(new: list[Hole], holes: list[Hole], settings: EventsSettings) -> Iterator[str]:
+    """Those that were met just now, each told once, in its place."""
+    for hole in new:
+        holes.append(hole)
+        if not settings.json_:
+            yield f"[{hole}]"
+    new.clear()
 
 
 VERB = Verb(
@@ -72,7 +99,17 @@ VERB = Verb(
     details=(
         "Print what stands in a run's journal, from the oldest snapshot that is kept: who joined\n"
         "and left and why, what each learner sent, which round was closed with whom, and which\n"
-        "version came of it. The run may be served meanwhile."
+        "version came of it. The run may be served meanwhile, and nothing of it is changed.\n\n"
+        "--data tells of the batches of training data instead. Each shard of the data is counted\n"
+        "for each fragment: which batches came into it, and why others did not:\n"
+        "  overlap      trained while a newer version was on its way, which then took their\n"
+        "               place, or before anybody asked: the price of never waiting, no fault\n"
+        "  refused      the server did not take them (too old), or could not merge them\n"
+        "  crash        their process ended before it had sent them\n"
+        "  unsent       nobody has asked for them yet\n"
+        "  waiting      taken, and not merged yet; left over: and the run ended before that\n"
+        "  rolled back  the run went back to a snapshot of before them\n"
+        "No batch comes into a fragment twice: `counted twice` must say 0."
     ),
     examples=(
         "examples:\n"
@@ -80,7 +117,7 @@ VERB = Verb(
         "  diloco events runs/mine --learner us-east --last 20\n"
         "  diloco events runs/mine --data\n"
         "  diloco events runs/mine --json --every | jq 'select(.event == \"Merged\")'\n\n"
-        "exit code 5: no journal there, or it is damaged"
+        "exit codes: 2 no such learner, 5 no journal there, or it is damaged"
     ),
     settings=EventsSettings,
     run=run,

@@ -28,11 +28,13 @@ def run(settings: ExportSettings) -> None:
     """Writes the file.
 
     Raises:
-        SettingsError: when there is a file already.
+        SettingsError: when there is a file already, or it is named otherwise.
         RunDirectoryError: when the run is being served, or cannot be read.
     """
     if settings.out.is_dir():
         raise SettingsError(f"{settings.out} is a directory: name a file")
+    if settings.out.suffix != ".safetensors":
+        raise SettingsError(f"{settings.out}: the file's name must end with .safetensors")
     if settings.out.exists() and not settings.force:
         raise SettingsError(f"{settings.out} exists: name another file, or replace it with --force")
     if not settings.out.parent.is_dir():
@@ -76,12 +78,14 @@ VERB = Verb(
     details=(
         "Write the newest global weights of a stopped run, by tensor path, to one safetensors\n"
         "file. They are the newest snapshot's and what the journal has after it. While the run is\n"
-        "served, take the file weights.safetensors of its newest snapshot."
+        "served, take the file weights.safetensors of its newest snapshot. The run directory may\n"
+        "be one that cannot be written."
     ),
     examples=(
         "examples:\n"
         "  diloco export runs/mine mine.safetensors\n\n"
-        "exit codes: 2 the file is there already, 5 run directory, or its journal is damaged"
+        "exit codes: 2 the file is there already, or is not named so; 5 run directory, or its\n"
+        "journal is damaged"
     ),
     settings=ExportSettings,
     run=run,

@@ -41,7 +41,9 @@ VERB = Verb(
     details=(
         "Ask a server, learner or evaluator, by the standard gRPC health service, whether it is\n"
         "well, and tell by the exit code: what an orchestrator's health check needs. A server is\n"
-        "well while it takes calls; a learner while it trains, an evaluator while it evaluates."
+        "well while it takes calls; a learner while it trains, an evaluator while it evaluates.\n\n"
+        "DILOCO_ADDRESS is not looked at: there it says whom a learner dials, and whoever looks\n"
+        "after a process, in its container for one, asks that process itself."
     ),
     examples=(
         "examples:\n"

@@ -33,9 +33,6 @@ and ending before it is there would lose what was acknowledged since the one bef
 LOOK_S = 0.5
 """How often the server is looked after."""
 
-ADDRESS_FILE = "address.json"
-"""In the run directory while the server runs: where it listens."""
-
 
 class ServeSettings(ProcessSettings, ServerSettings):
     """Which run to serve, where, and within what bounds."""
@@ -71,10 +68,13 @@ def run(settings: ServeSettings) -> None:
     """
     from harness.environment import use_server_arithmetic
     from harness.memory import keep_trim, settle
+    from outer_server.store.lock import ADDRESS, check_unused
     from services.security import check_bind
 
     host, port = check_bind(settings.address, settings.insecure)
     _check_directory(settings.run_dir)
+    # Before the port: whoever serves this run mostly has that too.
+    check_unused(settings.run_dir)
     # Before the run is loaded, which takes seconds, and in words that name the setting. Who takes
     # a port between this look and the real binding is found out there.
     _check_free(host, port, f"--address {settings.address}")
@@ -101,7 +101,7 @@ def run(settings: ServeSettings) -> None:
                 _announce(settings.run_dir, services, outer.describe().run_id)
                 _attend(outer, services, stop, until_finished=settings.until_finished)
             finally:
-                (settings.run_dir / ADDRESS_FILE).unlink(missing_ok=True)
+                (settings.run_dir / ADDRESS).unlink(missing_ok=True)
                 services.stop()
     print(f"stopped; the state is in {settings.run_dir}")
 
@@ -136,10 +136,16 @@ def _attend(
 
 
 def _result(status: RunStatus) -> str:
-    """What came of a run, in a line."""
+    """What came of a run, in a line; its last weights may not be evaluated yet."""
     last = status.evaluations[-1] if status.evaluations else None
-    loss = f", held-out loss {last.loss:.4f} {last.unit}" if last is not None else ""
-    return f"run {status.run_id} is finished: {status.tokens_trained:,} tokens trained{loss}"
+    loss = ""
+    if last is not None:
+        loss = f"; held-out loss at step {last.global_step}, the newest so far: {last.loss:.4f}"
+        loss += f" {last.unit}"
+    return (
+        f"run {status.run_id} is finished at step {status.global_step}:"
+        f" {status.tokens_trained:,} tokens trained{loss}"
+    )
 
 
 def _check_directory(run_dir: Path) -> None:
@@ -185,9 +191,11 @@ def _announce(run_dir: Path, services: OuterServices, run_id: str) -> None:
         "pid": os.getpid(),
         "run_id": run_id,
     }
-    part = run_dir / f".{ADDRESS_FILE}.part"
+    from outer_server.store.lock import ADDRESS
+
+    part = run_dir / f".{ADDRESS}.part"
     part.write_text(json.dumps(place) + "\n", encoding="utf-8")
-    part.replace(run_dir / ADDRESS_FILE)
+    part.replace(run_dir / ADDRESS)
     print(f"serving run {run_id} at {services.address}, bulk on port {services.ports.bulk}")
     print(f"next: diloco learn --address {address} --name NAME", flush=True)
 
@@ -218,7 +226,8 @@ VERB = Verb(
         "  diloco serve runs/mine --address 0.0.0.0:7700 --insecure\n"
         "  diloco serve runs/mine --cap-receive-mbit 100 --cap-send-mbit 200\n"
         "  diloco serve runs/copied --take-over\n\n"
-        "exit codes: 2 settings (a port in use, an address that needs --insecure), 5 run directory"
+        "exit codes: 2 settings (a port in use, an address that needs --insecure); 5 run\n"
+        "directory (missing, damaged, in use, or one that cannot be written)"
     ),
     settings=ServeSettings,
     run=run,

@@ -43,7 +43,10 @@ VERB = Verb(
     summary="show a run: step, loss, fragments, learners, bytes",
     details=(
         "Show a run at a glance: its step and tokens, the held-out loss, the version of every\n"
-        "fragment, and for every learner its state, how far behind it is, and its bytes."
+        "fragment, and for every learner its state, how far behind it is, and its bytes. Bytes\n"
+        "are those since the server's start. The run's step is where its clock stands (that of\n"
+        "the K-th fastest learner, K the quorum); a learner's steps are all that its processes\n"
+        "have made, also what came of no use because they were lost."
     ),
     examples=(
         "examples:\n"

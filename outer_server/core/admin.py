@@ -102,10 +102,9 @@ def _hold(state: RunState, event: Hold) -> Ruling:
     state = replace(state, held=held, due=())
     if not state.stopping:
         state = replace(state, phase=Phase.DRAINING, phase_reason=held)
-    sentence = (
-        f"drained: no round opens until `diloco admin release`; {opened} open now end by their "
-        "rules, and learners train on"
-    )
+    ends = {0: "none is open now", 1: "the one that is open ends by its rules"}
+    still = ends.get(opened, f"the {opened} that are open end by their rules")
+    sentence = f"drained: no round opens until `diloco admin release`; {still}; learners train on"
     return state, Answered(sentence, is_new), _told(state, "drained", held)
 
 

@@ -192,16 +192,17 @@ def _phase(state: RunState, now_s: float) -> tuple[RunState, list[Effect]]:
         reason = f"the budget of {state.spec.budget_tokens} tokens is trained"
         state, _, effects = _enter(state, Phase.CLOSING, reason)
         return state, effects
+    count = f"{live} live learner{'' if live == 1 else 's'}"
     if live < wanted:
-        reason = f"{live} live learners of at least {wanted}{admin.remark(state)}"
-        state = replace(state, phase_reason=reason)
+        reason = f"{count} of at least {wanted}{admin.remark(state)}"
         if state.phase is Phase.WAITING:
-            return state, []
+            return replace(state, phase_reason=reason), []
         state, _, effects = _enter(replace(state, due=()), Phase.WAITING, reason)
         return state, effects
+    reason = f"{count}{admin.remark(state)}"
     if state.phase is Phase.TRAINING:
-        return state, []
-    state, _, effects = _enter(state, Phase.TRAINING, f"{live} live learners{admin.remark(state)}")
+        return replace(state, phase_reason=reason), []
+    state, _, effects = _enter(state, Phase.TRAINING, reason)
     return state, effects
 
 

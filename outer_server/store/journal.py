@@ -141,7 +141,10 @@ class DurableJournal:
                 after, f"it ends at event {self._tape.last}, and the snapshot is of event {after}"
             )
         for record in self._tape.records(after):
-            yield record, None if record.stored is None else self._payload(record, record.stored)
+            yield (
+                record,
+                None if record.stored is None else payload_of(self._files, record, record.stored),
+            )
 
     def cut_after(self, number: int) -> tuple[dict[str, int], str]:
         """Remove all events after `number`, durably: how many of each kind there were, and where a
@@ -159,19 +162,6 @@ class DurableJournal:
         """Remove all events, durably; the next has the number that it would have had."""
         self._tape.clear()
 
-    def _payload(self, record: Record, stored: Stored) -> Payload:
-        # Anything else that keeps it from being read (rights, a disk that fails) may be over soon,
-        # and is no reason to do without what it holds.
-        try:
-            data = self._files.read(stored.place)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise DamagedTapeError(record.number - 1, f"a payload is missing: {error}") from error
-        payload = Payload(stored.codec, stored.raw_size, stored.crc32c, data)
-        if len(data) != stored.place.num_bytes or not payload.is_whole:
-            reason = f"the payload of event {record.number} does not match its checksum"
-            raise DamagedTapeError(record.number - 1, reason)
-        return payload
-
     def _open(self, *, mend: bool) -> Tape:
         path = self._directory / TAPE
         try:
@@ -185,3 +175,18 @@ class DurableJournal:
                 self._disk.rename(self._directory / name, self._directory / f"{name}.damaged")
         _log.warning("tape_set_aside", tape=f"{path}.damaged", reason=self.damage)
         return Tape(self._disk, path)
+
+
+def payload_of(files: PayloadFiles, record: Record, stored: Stored) -> Payload:
+    """What a contribution brought. Raises DamagedTapeError where that is not what was written."""
+    # Anything else that keeps it from being read (rights, a disk that fails) may be over soon,
+    # and is no reason to do without what it holds.
+    try:
+        data = files.read(stored.place)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise DamagedTapeError(record.number - 1, f"a payload is missing: {error}") from error
+    payload = Payload(stored.codec, stored.raw_size, stored.crc32c, data)
+    if len(data) != stored.place.num_bytes or not payload.is_whole:
+        reason = f"the payload of event {record.number} does not match its checksum"
+        raise DamagedTapeError(record.number - 1, reason)
+    return payload

@@ -12,7 +12,6 @@ Readable without this program: JSON and safetensors.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from fragments.runspec import RunSpec
 from fragments.sealed import SEAL, seal, unseal
 from outer_server.core.state import Rollback, new_state
 from outer_server.parameters import Parameters
+from outer_server.store.lock import lock_to_read, lock_to_serve
 from outer_server.store.snapshot import (
     KEPT,
     Known,
@@ -115,11 +115,20 @@ class RunDirectory:
     """An opened run directory, held by one process at a time; use as a context manager.
 
     `keep_snapshots`: so many of the newest stay, and the journal reaches back to the oldest.
+    `only_reads`: it keeps servers away and other readers not, and changes nothing.
     Raises RunDirectoryError when it is missing, damaged, of a newer format or in use.
     """
 
-    def __init__(self, path: Path, disk: Disk = REAL_DISK, keep_snapshots: int = KEPT) -> None:
+    def __init__(
+        self,
+        path: Path,
+        disk: Disk = REAL_DISK,
+        keep_snapshots: int = KEPT,
+        *,
+        only_reads: bool = False,
+    ) -> None:
         self.path = path
+        self._only_reads = only_reads
         self._keep_snapshots = keep_snapshots
         self.disk = disk
         self.spec, self.layout = read_run(path)
@@ -127,16 +136,7 @@ class RunDirectory:
         self._rollbacks: tuple[Rollback, ...] = ()
 
     def __enter__(self) -> RunDirectory:
-        lock = (self.path / "lock").open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise RunDirectoryError(
-                f"{self.path} is in use by a server: stop that one first (the newest weights on"
-                " disk: weights.safetensors of its newest snapshot, which `diloco snapshot` renews)"
-            ) from None
-        self._lock = lock
+        self._lock = (lock_to_read if self._only_reads else lock_to_serve)(self.path)
         return self
 
     def __exit__(
@@ -164,15 +164,16 @@ class RunDirectory:
         """A number that a copy of this directory does not have."""
         return self.disk.identity(self.path / "lock")
 
-    def record(self) -> ServerRecord:
-        """What the last server has noted. Raises RunDirectoryError."""
+    def record(self, remedy: str = "") -> ServerRecord:
+        """What the last server has noted. Raises RunDirectoryError, with `remedy` where it is
+        damaged or gone.
+        """
         path = self.path / "server.json"
-        remedy = f"go on in a new epoch with `diloco serve {self.path} --take-over`"
         found = _read_json(path, remedy)
         try:
             return _RECORD.validate_python(found)
         except ValidationError as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}; {remedy}") from error
+            raise RunDirectoryError(f"{path} is damaged: {error}{remedy}") from error
 
     def write_record(self, record: ServerRecord) -> None:
         """Note what the next server must know, durably."""
@@ -234,14 +235,11 @@ def read_run(path: Path) -> tuple[RunSpec, Layout]:
         spec = RunSpec.model_validate(document.get("spec"))
         layout = Layout.from_json(_read(path / "layout.json", _FROM_A_COPY).decode())
     except (ValidationError, LayoutError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}; {_FROM_A_COPY}") from error
+        raise RunDirectoryError(f"{path} is damaged: {error}{_FROM_A_COPY}") from error
     return spec, layout
 
 
-_FROM_A_COPY = (
-    "put the file back from a backup, or a copy of the run directory (`diloco admin set` changes "
-    "settings of a run that is served)"
-)
+_FROM_A_COPY = "; put the file back from a backup, or a copy of the run directory"
 
 
 def _to_json(record: ServerRecord) -> bytes:
@@ -255,7 +253,7 @@ def _read_json(path: Path, remedy: str) -> dict[str, object]:
         document = json.loads(data)
         return unseal(data) if SEAL in document else dict(document)
     except (ValueError, TypeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}; {remedy}") from error
+        raise RunDirectoryError(f"{path} is damaged: {error}{remedy}") from error
 
 
 def _read(path: Path, remedy: str) -> bytes:
@@ -265,7 +263,7 @@ def _read(path: Path, remedy: str) -> bytes:
     try:
         return path.read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error.strerror}; {remedy}") from error
+        raise RunDirectoryError(f"{path} is damaged: {error.strerror}{remedy}") from error
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be read: {error.strerror}; see to its disk and rights"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +156,22 @@ def load_newest(directory: Path, spec: RunSpec, layout: Layout) -> Restored:
         except DAMAGE as error:
             reasons.append(f"{path.name}: {error}")
             _log.warning("snapshot_damaged", snapshot=path.name, reason=str(error))
-    raise RunDirectoryError(f"{directory} has no usable snapshot: {'; '.join(reasons) or 'empty'}")
+    raise RunDirectoryError(
+        f"{directory} has no usable snapshot ({'; '.join(reasons) or 'there is none'}): put one, or"
+        " the whole run directory, back from a backup or a copy; without any this run cannot go on,"
+        " and `diloco init` begins another"
+    )
 
 
-def load_oldest(directory: Path, spec: RunSpec, layout: Layout) -> Restored | None:
-    """The oldest snapshot that is whole and says where on the tape it was taken; None without."""
+def load_whole(directory: Path, spec: RunSpec, layout: Layout, least: int) -> Restored | None:
+    """The oldest snapshot that is whole and was taken at event `least` of the tape or later; None
+    without.
+    """
     for path in numbered(directory):
         with suppress(*DAMAGE):
-            restored = _read(path, spec, layout, is_newest=False)
-            if restored.position is not None:
-                return restored
+            position = _manifest(path).get("position")
+            if position is not None and position >= least:
+                return _read(path, spec, layout, is_newest=False)
     return None
 
 
@@ -202,7 +208,10 @@ def damaged(directory: Path, spec: RunSpec, layout: Layout) -> list[str]:
 
 
 def is_same(one: RunState, other: RunState) -> bool:
-    """Whether two states are equal; what is no number equals itself."""
+    """Whether two states are equal; what is no number equals itself. How a release words the reason
+    of a phase is none of it.
+    """
+    one, other = replace(one, phase_reason=""), replace(other, phase_reason="")
     return _state_json(one) == _state_json(other)
 
 

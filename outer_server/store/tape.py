@@ -158,18 +158,7 @@ class Tape:
 
         Raises DamagedTapeError at the first that is missing or not what was written.
         """
-        expected = after + 1
-        query = (
-            "SELECT e.number, at_s, unix_s, kind, body, e.crc32c, file, start, num_bytes, codec, "
-            "raw_size, p.crc32c FROM event e LEFT JOIN payload p ON p.number = e.number "
-            "WHERE e.number > ? ORDER BY e.number"
-        )
-        try:
-            for row in self._database.execute(query, (after,)):
-                yield _record(row, expected)
-                expected += 1
-        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
-            raise DamagedTapeError(expected - 1, f"event {expected}: {error}") from error
+        yield from records_after(self._database, after)
 
     def cut_after(self, number: int) -> dict[str, int]:
         """Remove, durably, all events after `number`; how many of each kind there were."""
@@ -238,6 +227,36 @@ class Tape:
     def _find_last(self) -> int:
         (last,) = self._database.execute("SELECT max(number) FROM event").fetchone()
         return last or 0
+
+
+def records_after(database: sqlite3.Connection, after: int) -> Iterator[Record]:
+    """The events of an open tape after number `after`, in order. Raises as `Tape.records`."""
+    expected = after + 1
+    try:
+        for row in database.execute(f"{_SELECT} ORDER BY e.number", (after,)):
+            yield _record(row, expected)
+            expected += 1
+    except sqlite3.DatabaseError as error:
+        raise DamagedTapeError(expected - 1, f"event {expected} cannot be read") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedTapeError(expected - 1, f"event {expected}: {error}") from error
+
+
+def whole_from(database: sqlite3.Connection, after: int) -> int | None:
+    """The number from which on all events up to the newest are whole, above `after`; None where the
+    newest is not, or there is none.
+    """
+    lowest: int | None = None
+    with suppress(sqlite3.DatabaseError, ValueError, KeyError, TypeError):
+        for row in database.execute(f"{_SELECT} ORDER BY e.number DESC", (after,)):
+            lowest = _record(row, row[0] if lowest is None else lowest - 1).number
+    return lowest
+
+
+_SELECT = (
+    "SELECT e.number, at_s, unix_s, kind, body, e.crc32c, file, start, num_bytes, codec, raw_size, "
+    "p.crc32c FROM event e LEFT JOIN payload p ON p.number = e.number WHERE e.number > ?"
+)
 
 
 def _record(row: tuple[Any, ...], expected: int) -> Record:

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from diloco.v1 import control_pb2, control_pb2_grpc
-from fragments.errors import DilocoError, RefusedError
+from fragments.errors import DilocoError, RefusedError, UnreachableError
 from fragments.records import Adopted, Decline, Evaluation, Goodbye, Lease, Report, ServerNote
 from services import translate
 from services.errors import error_of
@@ -135,7 +135,9 @@ class GrpcControlLine:
                     self._on_note(note)
         except grpc.RpcError as error:
             failure = error_of(error, self._address, "the control stream")
-            _log.info("control_stream_ended", reason=str(failure))
+            # That the server cannot be reached is for the owner to say, once and not at each try.
+            log = _log.debug if isinstance(failure, UnreachableError) else _log.info
+            log("control_stream_ended", reason=str(failure))
             if isinstance(failure, RefusedError) and not told:
                 self._on_note(Goodbye(failure.code, str(failure)))
         except DilocoError as error:

@@ -44,6 +44,7 @@ def test_no_words_print_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--params", "25X"], "25X is no number of parameters between 1k and 2G"),
         (["bench", "--pairs", "3"], "diloco bench has no flag --pairs"),
         (["bench", "space"], "there is no `diloco bench space`: did you mean bench pace?"),
+        (["admin", "foo"], "there is no `diloco admin foo`: there are admin drain, "),
         (["learn", "--nome", "x"], "diloco learn has no flag --nome: did you mean --name?"),
         (["run", "--out", "o", "--preset", "demon"], "there is no preset demon; there are: demo"),
         (["run", "--out", "o", "--kill", "eu-west"], "--kill eu-west: give NAME@STEP"),

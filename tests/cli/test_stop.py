@@ -177,7 +177,7 @@ def test_a_port_in_use_and_an_open_address_are_refused_in_one_sentence(tmp_path:
         text=True,
     )
     in_use = subprocess.run(
-        command("serve", str(run), "--address", "127.0.0.1:0", "--bulk-port", "0"),
+        command("serve", str(run), "--address", f"127.0.0.1:{port}", "--bulk-port", "0"),
         env=child_environment(),
         capture_output=True,
         text=True,
@@ -188,4 +188,7 @@ def test_a_port_in_use_and_an_open_address_are_refused_in_one_sentence(tmp_path:
     assert refused.returncode == 2
     assert f"127.0.0.1:{port} is in use" in refused.stderr
     assert in_use.returncode == 5
-    assert "in use by a server: stop that one first" in in_use.stderr
+    assert (
+        f"in use by a server at 127.0.0.1:{port} (process {process.pid}): stop that one"
+        in in_use.stderr
+    )

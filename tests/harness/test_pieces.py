@@ -126,6 +126,11 @@ def test_the_nearest_word() -> None:
     assert nearest("outer.lerning_rate", words) == "outer.learning_rate"
     assert nearest("learning-rate", words) == "outer.learning_rate"
     assert nearest("xyzzy", words) is None
+    verbs = ["admin stop", "admin set", "study run", "status"]
+    assert nearest("admin foo", verbs) is None
+    assert nearest("admin stp", verbs) == "admin stop"
+    assert nearest("admn stop", verbs) == "admin stop"
+    assert nearest("outer.foo", ["outer.name", "outer.momentum"]) is None
     # What all have in common makes nothing near.
     flags = ["--address", "--data", "--name"]
     assert nearest("--nome", flags) == "--name"

@@ -65,7 +65,7 @@ def test_a_drained_run_ends_its_rounds_and_opens_none() -> None:
     run = _training()
     reply = run.tell(Hold("a new disk"))
     assert _is_new(reply)
-    assert "1 open now" in _sentence(reply)
+    assert "the one that is open ends by its rules; learners train on" in _sentence(reply)
     assert run.phase() is Phase.DRAINING
     assert "(a new disk)" in run.state.phase_reason
     run.contribute("b", 1, 0, 0)
@@ -175,7 +175,7 @@ def test_the_status_says_who_is_evicted_where_learners_are_missing() -> None:
     run.trained("a", "b")
     run.tell(Evict("a", ""))
     assert run.phase() is Phase.WAITING
-    assert run.state.phase_reason == "1 live learners of at least 2, evicted: a"
+    assert run.state.phase_reason == "1 live learner of at least 2, evicted: a"
 
 
 def test_nobody_is_evicted_by_a_wrong_name_or_for_no_time() -> None:
@@ -261,6 +261,10 @@ def test_a_rollback_voids_what_came_after_and_ends_all_leases() -> None:
     assert run.state.tokens_trained == 64, "the first report says where it counts from"
     run.step("a", 4)
     assert run.state.tokens_trained == 80
+    assert run.state.phase_reason.endswith(", gone back to snapshot 000007 (a spike)")
+    run.state = replace(run.state, rounds_merged=run.state.rounds_merged + 1)
+    run.step("a", 5)
+    assert run.state.phase_reason in ("1 live learner", "1 live learner of at least 2")
 
 
 def test_a_merge_that_was_under_way_while_the_run_went_back_is_of_no_use() -> None:

@@ -132,7 +132,15 @@ def test_below_min_learners_no_round_opens_and_the_status_says_so() -> None:
     run.step("a", 8)
     assert run.asks == []
     assert run.state.phase is Phase.WAITING
-    assert run.state.phase_reason == "1 live learners of at least 2"
+    assert run.state.phase_reason == "1 live learner of at least 2"
+
+
+def test_the_reason_of_a_phase_is_that_of_now() -> None:
+    run = Run()
+    run.trained("a")
+    assert (run.state.phase, run.state.phase_reason) == (Phase.TRAINING, "1 live learner")
+    run.trained("b")
+    assert (run.state.phase, run.state.phase_reason) == (Phase.TRAINING, "2 live learners")
 
 
 def test_at_the_budget_there_is_one_closing_lap_and_then_the_run_is_finished() -> None:

@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 from fragments.errors import RunDirectoryError
 from fragments.records import Hello, Report, Role
 from fragments.sealed import seal, unseal
+from outer_server.core.events import Started
+from outer_server.history import events
 from outer_server.server import OuterServer
 from outer_server.store.rundir import RunDirectory, create_run, read_run
 from outer_server.store.snapshot import numbered
@@ -76,7 +78,7 @@ def test_settings_that_were_edited_are_refused_with_what_to_do(run: Path) -> Non
     text = (run / "run.json").read_text()
     assert '"momentum": 0.8' in text
     (run / "run.json").write_text(text.replace('"momentum": 0.8', '"momentum": 0.0'))
-    with pytest.raises(RunDirectoryError, match=r"not what was written .*`diloco admin set`"):
+    with pytest.raises(RunDirectoryError, match=r"not what was written .*from a backup"):
         read_run(run)
 
 
@@ -95,6 +97,9 @@ def test_a_lost_record_of_the_server_costs_an_epoch_and_no_run(
     with OuterServer(run, take_over=True) as server:
         assert server.status().epoch == 2
         assert server.status().generation > generation
+    (*_, reason) = [event.reason for each in events(run)
+                    if isinstance(event := each.record.event, Started)]  # fmt: skip
+    assert reason.startswith("server.json, where the last server noted how it ended, is missing")
 
 
 @pytest.mark.parametrize("name", ["run.json", "layout.json"])

@@ -103,3 +103,11 @@ def _grpc_error(site: Site) -> grpc.Call:
         )
         assert call.exception() is not None
         return call
+
+
+def test_a_server_that_is_not_there_is_told_of_without_the_words_of_grpc() -> None:
+    with pytest.raises(
+        UnreachableError, match=r"cannot be reached \(connection refused\)"
+    ) as caught:
+        fetch_status("127.0.0.1:1")
+    assert "ipv4" not in str(caught.value)
