@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +202,15 @@ def damaged(directory: Path, spec: RunSpec, layout: Layout) -> list[str]:
 
 
 def is_same(one: RunState, other: RunState) -> bool:
-    """Whether two states are equal; what is no number equals itself."""
-    return _state_json(one) == _state_json(other)
+    """Whether two states are equal; what is no number equals itself. What learners passed over is
+    left out: older releases did not note it, and nothing but the account of data knows it.
+    """
+    return _state_json(_without_notes(one)) == _state_json(_without_notes(other))
+
+
+def _without_notes(state: RunState) -> RunState:
+    learners = {name: replace(each, passed_over=()) for name, each in state.learners.items()}
+    return replace(state, learners=learners)
 
 
 def oldest_position(directory: Path) -> int | None:
