@@ -33,6 +33,10 @@ MAX_STEPS = 1 << 32
 REPLACED_KEPT = 16
 """Incarnations of a name that are remembered as replaced."""
 
+PASSED_OVER_KEPT = 16
+"""Times that a process of a name went on from a checkpoint for which it is remembered what it left
+out."""
+
 MAX_EVALUATORS = 16
 """Names of evaluators that a run takes."""
 
@@ -62,6 +66,7 @@ def join(
     if retired is not None:
         # The same shard, from where it was left: nothing of it is trained twice.
         record = replace(record, cursor=max(record.cursor, retired.cursor))
+    record = _passing_over(record, before, hello)
     state = replace(state.with_learner(record), next_token=state.next_token + 1)
     state = _excuse(state, record)
     if before is not None and before.live and before.incarnation != hello.incarnation:
@@ -305,6 +310,18 @@ def _admit(
         tally=replace(tally, joins=tally.joins + 1),
         replaced=replaced,
     )
+
+
+def _passing_over(
+    record: LearnerRecord, before: LearnerRecord | None, hello: Hello
+) -> LearnerRecord:
+    """A new process may build on its checkpoint, and goes on behind all that was trained since."""
+    passed_over = before.passed_over if before is not None else ()
+    is_same_process = before is not None and before.incarnation == hello.incarnation
+    span = (hello.cursor, record.cursor)
+    if not is_same_process and hello.cursor < record.cursor and span not in passed_over[-1:]:
+        passed_over = (*passed_over, span)[-PASSED_OVER_KEPT:]
+    return replace(record, passed_over=passed_over)
 
 
 def _unknown_bases(state: RunState) -> tuple[Base, ...]:

@@ -69,7 +69,9 @@ class LearnerRecord:
     back to a snapshot, and what was trained since is lost; or the process has trained before it
     came (its name was retired or taken in between, or it goes on with the state of another), and
     what was reported of that is counted already. `replaced`: incarnations of this name that a later
-    one has fenced off, the newest last.
+    one has fenced off, the newest last. `passed_over`: [start, stop) of batches between the
+    checkpoint that a process went on from and where it was to go on, the newest last; only the
+    account of data needs it.
     """
 
     name: str
@@ -90,6 +92,7 @@ class LearnerRecord:
     timing: Timing = Timing()
     tally: Tally = Tally()
     replaced: tuple[str, ...] = ()
+    passed_over: tuple[tuple[int, int], ...] = ()
 
     def with_base(self, fragment: int, base: Base) -> LearnerRecord:
         """This record with another base of one fragment."""

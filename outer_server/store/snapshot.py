@@ -208,11 +208,17 @@ def damaged(directory: Path, spec: RunSpec, layout: Layout) -> list[str]:
 
 
 def is_same(one: RunState, other: RunState) -> bool:
-    """Whether two states are equal; what is no number equals itself. How a release words the reason
-    of a phase is none of it.
+    """Whether two states are equal; what is no number equals itself. What other releases word
+    otherwise or did not note is left out: the reason of a phase, what learners passed over, digests
+    of versions that are past.
     """
-    one, other = replace(one, phase_reason=""), replace(other, phase_reason="")
-    return _state_json(one) == _state_json(other)
+    return _state_json(_without_notes(one)) == _state_json(_without_notes(other))
+
+
+def _without_notes(state: RunState) -> RunState:
+    learners = {name: replace(each, passed_over=()) for name, each in state.learners.items()}
+    fragments = tuple(replace(each, past=()) for each in state.fragments)
+    return replace(state, learners=learners, fragments=fragments, phase_reason="")
 
 
 def oldest_position(directory: Path) -> int | None:

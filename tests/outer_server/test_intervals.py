@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from dataclasses import replace
+
+import pytest
 
 from fragments.records import (
     ContributionKey,
@@ -11,40 +14,18 @@ from fragments.records import (
     Version,
     Welcome,
 )
-from outer_server.core.events import Contributed, Discard, Effect, Event, Join, Leave, Reply
+from outer_server.core.events import (
+    Contributed,
+    Denied,
+    Discard,
+    Join,
+    Leave,
+    RollBack,
+    Started,
+)
 from outer_server.core.intervals import Account, Gap, Interval, Miscount, Reason, account
-from outer_server.core.resume import resume
-from outer_server.core.scheduler import handle
-from outer_server.core.state import ContributionMeta
-from tests.support.scheduled import LAYOUT, Run
-
-
-class Taped(Run):
-    """A scheduler with its tape; a contribution says where it begins and ends."""
-
-    def __init__(self, **spec: object) -> None:
-        super().__init__(**spec)
-        self.tape: list[tuple[Event, Reply, Sequence[Effect]]] = []
-
-    def tell(self, event: Event) -> Reply:
-        outcome = handle(self.state, event, self.now_s, LAYOUT)
-        self.tape.append((event, outcome.reply, outcome.effects))
-        return super().tell(event)
-
-    def push(self, name: str, start: int, stop: int, steps: int | None = None) -> Reply:
-        """An answer for fragment 1 on its newest version."""
-        version = Version(self.state.epoch, self.state.fragments[1].version)
-        key = ContributionKey(name, 1, version)
-        count = stop - start if steps is None else steps
-        meta = ContributionMeta(key, count, 16 * count, start, stop)
-        return self.tell(Contributed(name, self.token(name), meta, version, f"{start}-{stop}"))
-
-    def merge_all(self, refused: str | None = None) -> None:
-        while self.orders:
-            self.finish_merge(refused)
-
-    def account(self) -> Account:
-        return account(self.tape)
+from outer_server.store.snapshot import is_same
+from tests.support.taped import STATE, Taped
 
 
 def _of(found: Account) -> list[tuple[int, int, Reason]]:
@@ -123,6 +104,74 @@ def test_the_hole_that_a_checkpoint_leaves_is_no_part_of_what_is_sent() -> None:
     assert not found.miscounts
 
 
+@pytest.mark.parametrize("steps_since", [0, 5])
+def test_an_account_that_begins_after_a_checkpoints_hole_knows_of_it(steps_since: int) -> None:
+    run = Taped()
+    run.trained("a")
+    run.step("a", 20)
+    run.join("a", incarnation="2", cursor=12)
+    for fragment in range(2):
+        run.adopt("a", fragment)
+    begin, seen = run.snapshot(), len(run.tape)
+    run.step("a", 8)
+    run.push("a", 0, 20 + steps_since, steps=12 + steps_since)
+    answered, then = run.snapshot(), len(run.tape)
+    # Another process, from a checkpoint of before that answer, which waits: it holds what it held.
+    run.join("a", incarnation="3", cursor=14)
+    third, last = run.snapshot(), len(run.tape)
+    run.merge_all()
+    whole = run.account()
+    assert [(i.start, i.stop) for i in whole.merged][:1] == [(0, 12)]
+    assert sum(i.stop - i.start for i in whole.merged) == 12 + steps_since
+    for state, taped in ((begin, seen), (answered, then), (third, last)):
+        found = account(run.tape[taped:], state)
+        assert found.merged == whole.merged
+        assert Gap(1, 0, 12, 20, Reason.CRASH) in found.gaps
+        assert not found.miscounts
+
+
+def test_an_account_that_begins_in_mid_run_says_nothing_of_what_it_cannot_know() -> None:
+    run = Taped(min_learners=2, quorum=2)
+    run.trained("a", "b")
+    run.step("b", 2)
+    run.step("a", 2)
+    run.push("a", 0, 2)
+    # It died at 6, which is known as long as the tape goes back to it.
+    run.step("a", 6)
+    run.join("a", incarnation="2")
+    begin, seen = run.snapshot(), len(run.tape)
+    for fragment in range(2):
+        run.adopt("a", fragment)
+    run.step("a", 2)
+    found = account(run.tape[seen:], begin)
+    assert _of(run.account())[:2] == [(0, 2, Reason.WAITING), (2, 6, Reason.CRASH)]
+    assert _of(found)[:1] == [(0, 2, Reason.WAITING)]
+    assert (0, 6) in found.begins
+    assert not [gap for gap in found.gaps if gap.shard == 0 and 2 <= gap.start < 6]
+
+
+def test_a_retry_that_is_refused_takes_nothing_back() -> None:
+    run = Taped(min_learners=2, quorum=2)
+    run.trained("a", "b")
+    run.step("b", 2)
+    run.step("a", 2)
+    run.push("a", 0, 2)
+    retry = run.tape[-1][0]
+    assert isinstance(retry, Contributed)
+    run.tell(Leave("a", run.token("a"), "it hangs"))
+    assert isinstance(run.tell(retry), Refusal)
+    assert (0, 2, Reason.WAITING) in _of(run.account())
+    run.join("a", incarnation="1", cursor=2)
+    for fragment in range(2):
+        run.adopt("a", fragment)
+    run.push("b", 0, 2)
+    run.merge_all()
+    begin, seen = run.snapshot(), len(run.tape)
+    run.tell(Leave("a", run.token("a"), "it hangs"))
+    run.tell(replace(retry, token=run.token("a")))
+    assert not _of(account(run.tape[seen:], begin))
+
+
 def test_a_contribution_that_says_more_than_it_holds_is_found() -> None:
     run = Taped()
     run.trained("a")
@@ -166,14 +215,12 @@ def test_what_waits_when_the_run_ends_is_left_over() -> None:
 def test_what_a_rollback_undid_may_come_again() -> None:
     run = Taped()
     run.trained("a")
+    birth = run.point("000000")
     run.step("a", 2)
-    before = run.state
     run.push("a", 0, 2)
     run.merge_all()
-    run.state = resume(before, generation=2, epoch=2)
-    run.join("a", incarnation="2")
-    for fragment in range(2):
-        run.adopt("a", fragment)
+    run.roll_back(birth)
+    run.back("a", "2", cursor=2)
     assert Gap(1, 0, 0, 2, Reason.ROLLED_BACK, "before epoch 2") in run.account().gaps
     run.step("a", 4)
     run.push("a", 0, 2)
@@ -181,6 +228,68 @@ def test_what_a_rollback_undid_may_come_again() -> None:
     found = run.account()
     assert [(i.start, i.base) for i in found.merged] == [(0, Version(2, 0))]
     assert not found.overlaps
+
+
+@pytest.mark.parametrize("then", ["nothing", "restart", "take-over", "other bits", "join"])
+def test_a_rollback_undoes_at_once_whatever_comes_next(then: str) -> None:
+    run = Taped(min_learners=2, quorum=2)
+    run.trained("a", "b")
+    birth = run.point("000000")
+    run.exchange("a", "b")
+    # This waits when the run goes back: it is void too, and not waiting.
+    run.step("a", 4)
+    run.push("a", 2, 4)
+    run.roll_back(birth)
+    match then:
+        case "restart":
+            run.tell(Started(2, 2))
+        case "take-over":
+            run.tell(Started(1002, 3, (), "it goes on from a copy", keeps=True))
+        case "other bits":
+            run.tell(Started(2, 3, ("e0", "e0"), "this machine computes other bits"))
+        case "join":
+            run.back("a", "2", cursor=4)
+    found = run.account()
+    assert not found.merged
+    undone = [(0, 2, "before epoch 2"), (2, 4, "before epoch 2")]
+    assert [(g.start, g.stop, g.detail) for g in found.gaps if (g.fragment, g.shard) == (1, 0)] == (
+        undone
+    )
+
+
+def test_going_forward_again_brings_back_what_going_back_undid() -> None:
+    run = Taped()
+    run.trained("a")
+    birth = run.point("000000")
+    run.exchange("a")
+    later = run.point("000001")
+    run.roll_back(birth)
+    run.back("a", "2", cursor=2)
+    run.exchange("a")
+    run.roll_back(later)
+    run.back("a", "3", cursor=4)
+    found = run.account()
+    assert found.merged == (Interval("a", 1, 0, 0, 2, Version(1, 0)),)
+    assert _of(found) == [(2, 4, Reason.ROLLED_BACK)]
+    assert run.state.tokens_merged == 32
+    # And what has come since goes on from there.
+    run.exchange("a")
+    run.roll_back(birth)
+    found = run.account()
+    assert not found.merged
+    assert {gap.detail for gap in found.gaps if gap.fragment == 1} == {
+        "before epoch 3",
+        "before epoch 4",
+    }
+
+
+def test_a_denied_rollback_undoes_nothing() -> None:
+    run = Taped()
+    run.trained("a")
+    birth = run.point("000000")
+    run.exchange("a")
+    assert isinstance(run.tell(RollBack(birth, 1, "that epoch is on already")), Denied)
+    assert [(i.start, i.stop) for i in run.account().merged] == [(0, 2)]
 
 
 def test_a_tape_that_begins_in_mid_run_begins_with_its_state() -> None:
@@ -228,3 +337,16 @@ def test_joins_of_evaluators_are_none_of_training() -> None:
     assert not account([(event, reply, ()) for event, reply, _ in run.tape]).merged
     assert isinstance(run.join("a"), Welcome)
     assert isinstance(run.tape[-1][0], Join)
+
+
+def test_a_snapshot_of_before_holes_were_noted_is_read_and_is_the_same() -> None:
+    run = Taped()
+    run.trained("a")
+    run.step("a", 20)
+    run.back("a", "2", cursor=12)
+    document = json.loads(json.dumps(STATE.dump_python(run.state, mode="json")))
+    assert document["learners"]["a"].pop("passed_over") == [[12, 20]]
+    older = STATE.validate_python(document)
+    assert older.learners["a"].passed_over == ()
+    assert is_same(older, run.state)
+    assert not is_same(older, replace(run.state, global_step=99))
