@@ -304,20 +304,21 @@ class _Book:
         self.heard[shard] = max(self.heard[shard], cursor)
 
     def _entry(self, meta: ContributionMeta, process: _Process, *, is_older: bool) -> _Entry:
-        """`is_older`: some holes may have come after it. It reaches to where its process began, or
-        further; only where both ends are one, its steps must tell.
+        """Who builds on a checkpoint sends what spans its hole. `is_older`: some holes may have
+        come after the contribution, which then ends where they do at most; its steps tell.
         """
-        stop, whole = meta.cursor_to, [(meta.cursor_from, meta.cursor_to)]
+        start, stop = meta.cursor_from, meta.cursor_to
         holes = [
             hole.span
             for hole in self.holes
             if (hole.learner, hole.shard) == (process.learner, process.shard)
+            and start <= hole.span[0]
+            and hole.span[1] <= stop
         ]
-        spans = without(whole, *holes)
+        spans = without([(start, stop)], *holes)
         if is_older:
-            holes = [hole for hole in holes if hole[1] <= stop]
             first = sum(hole[1] < stop for hole in holes)
-            choices = [without(whole, *holes[:n]) for n in range(first, len(holes) + 1)]
+            choices = [without([(start, stop)], *holes[:n]) for n in range(first, len(holes) + 1)]
             spans = next((each for each in choices if length(each) == meta.steps), choices[0])
         return _Entry(meta, process.shard, tuple(spans))
 

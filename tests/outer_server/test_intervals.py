@@ -172,6 +172,34 @@ def test_a_retry_that_is_refused_takes_nothing_back() -> None:
     assert not _of(account(run.tape[seen:], begin))
 
 
+def test_a_process_that_repeats_what_it_was_to_pass_over_is_found() -> None:
+    run = Taped()
+    run.trained("a")
+    run.exchange("a")
+    # A new process, and its data begins anew, whatever it was told.
+    run.back("a", "2")
+    run.step("a", 4)
+    run.push("a", 1, 2)
+    run.merge_all()
+    found = run.account()
+    assert [(one.stop, other.start) for one, other in found.overlaps] == [(2, 1)]
+    assert not found.miscounts
+
+
+def test_a_checkpoint_of_before_the_first_batch_leaves_a_hole_too() -> None:
+    run = Taped()
+    run.trained("a")
+    run.step("a", 3)
+    run.back("a", "2", cursor=0)
+    run.step("a", 5)
+    run.push("a", 0, 5, steps=2)
+    run.merge_all()
+    found = run.account()
+    assert [(i.start, i.stop) for i in found.merged] == [(3, 5)]
+    assert _of(found) == [(0, 3, Reason.CRASH)]
+    assert not found.miscounts
+
+
 def test_a_contribution_that_says_more_than_it_holds_is_found() -> None:
     run = Taped()
     run.trained("a")
