@@ -108,7 +108,7 @@ class Outbox:
                 if self._unsent and self._session.is_attached:
                     return self._unsent.pop(next(iter(self._unsent)))
                 self.backlog.idle()
-                self._changed.wait()
+                self._changed.wait(PAUSE_S if self._unsent else None)
             return None
 
     def _deliver(self, work: Ask | _Made) -> None:

@@ -80,6 +80,7 @@ class Session:
         self._goodbye: Goodbye | None = None
         self._heard = False
         self._heartbeat_s = 1.0
+        self._away_since_s: float | None = None
         self._broken = threading.Event()
         self._stopping = threading.Event()
         self._changed = threading.Condition()
@@ -100,7 +101,7 @@ class Session:
             except UnreachableError as error:
                 if time.monotonic() + pause_s > deadline_s:
                     raise
-                _log.warning("server_away", reason=str(error))
+                self._lost("server_away", str(error))
             else:
                 self._thread.start()
                 return welcome
@@ -210,7 +211,17 @@ class Session:
             self._line.report(self._report)
         self._on_attached()
 
+    def _lost(self, what: str, reason: str) -> None:
+        """Say that the server is away: once, until it is back, and then at each try at debug."""
+        log = _log.warning if self._away_since_s is None else _log.debug
+        log(what, reason=reason)
+        if self._away_since_s is None:
+            self._away_since_s = time.monotonic()
+
     def _note_on_stream(self, note: ServerNote) -> None:
+        away_since_s, self._away_since_s = self._away_since_s, None
+        if away_since_s is not None:
+            _log.info("server_back", away_s=round(time.monotonic() - away_since_s, 1))
         self._heard = True
         self._note(note)
 
@@ -248,8 +259,10 @@ class Session:
                 self._line = None
             goodbye = self._goodbye
             code = goodbye.code if goodbye is not None else None
-            reason = goodbye.reason if goodbye is not None else "the stream broke"
-            _log.warning("control_lost", reason=reason, code=str(code))
+            if goodbye is not None:
+                _log.warning("control_lost", reason=goodbye.reason, code=str(code))
+            else:
+                self._lost("control_lost", "the stream broke: training goes on meanwhile")
             if goodbye is not None and code in FINAL:
                 self.fail(RefusedError(RefusalCode(code), goodbye.reason))
                 return
@@ -282,5 +295,5 @@ class Session:
                 _log.warning("join_refused", reason=str(error))
                 join_first = True
             except UnreachableError as error:
-                _log.warning("server_away", reason=str(error))
+                self._lost("server_away", str(error))
                 join_first = True

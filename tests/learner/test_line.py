@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,14 @@ WAIT_S = 20.0
 
 
 class DeadLine:
-    """Says nothing, hears nothing, and ends at once: what gRPC gives where nobody answers."""
+    """Says nothing, hears nothing, and ends at once, unless `link.lasts`: what gRPC gives where
+    nobody answers.
+    """
 
     def __init__(self, link: ScriptedLink, on_closed: Callable[[], None]) -> None:
         self.link = link
-        threading.Thread(target=on_closed, daemon=True).start()
+        if not link.lasts:
+            threading.Thread(target=on_closed, daemon=True).start()
 
     def report(self, report: Report) -> None:
         self.link.said.append(report)
@@ -79,9 +83,10 @@ class DeadLine:
 
 
 class ScriptedLink:
-    """Grants every join; streams are dead; pushes do as they are told."""
+    """Grants every join; streams are dead, unless it `lasts`; pushes do as they are told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lasts: bool = False) -> None:
+        self.lasts = lasts
         self.opened: list[float] = []
         self.said: list[Any] = []
         self.pushed: list[Contribution] = []
@@ -192,7 +197,7 @@ def _island() -> Island:
 def test_a_push_that_did_not_come_through_is_repeated_with_the_same_bytes(
     error: Exception,
 ) -> None:
-    link = ScriptedLink()
+    link = ScriptedLink(lasts=True)
     session = _session(link)
     session.start(threading.Event(), WAIT_S)
     outbox = Outbox(_island(), link, session)
@@ -209,6 +214,33 @@ def test_a_push_that_did_not_come_through_is_repeated_with_the_same_bytes(
     assert len(repeated) == 2
     assert repeated[0] is repeated[1]
     assert all(by_fragment.values())
+
+
+def test_what_the_server_says_never_arrived_is_made_again_of_all_steps_since() -> None:
+    link = ScriptedLink()
+    session = _session(link)
+    session.start(threading.Event(), WAIT_S)
+    island = _island()
+    outbox = Outbox(island, link, session)
+    outbox.start()
+    link.push_errors.append(UnreachableError("the server has died"))
+    outbox.ask(Ask(0, Version(1, 0)))
+    _until(lambda: len(link.pushed) == 1)
+    # As a join would: nothing has arrived, and training has gone on.
+    island.consumed((-1, -1), epoch=1)
+    before = island.completed
+    island.completed = replace(before, step=9, tokens=144, cursor=9)
+    link.lasts = True
+    _until(lambda: len(link.pushed) == 2)
+    outbox.stop()
+    session.stop("done")
+    first, again = link.pushed
+    assert first.key == again.key
+    assert (first.steps, again.steps) == (1, 9)
+    assert (first.cursor_to, again.cursor_to) == (1, 9)
+    # By then its base is consumed, whatever becomes of the answer.
+    ask = Ask(0, Version(1, 0))
+    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED)
 
 
 def test_the_servers_word_on_consumed_bases_replaces_ones_own() -> None:

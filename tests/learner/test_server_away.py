@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from fragments.errors import RefusedError, RunDirectoryError, UnreachableError
 from fragments.records import (
@@ -166,12 +167,16 @@ def test_a_server_that_goes_away_while_learners_get_ready_is_waited_for(site: Si
     site.start()
     learners = [_learner(site, name) for name in "ab"]
     site.stop()
-    with ThreadPoolExecutor(2) as pool:
+    with structlog.testing.capture_logs() as logs, ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(learner.run, threading.Event()) for learner in learners]
-        _until(lambda: site.vain_joins >= 4)
+        _until(lambda: site.vain_joins >= 6)
         server = site.start()
         assert all(end.result(WAIT_S).finished for end in ends)
     assert server.status().phase is Phase.FINISHED
+    # Each says so once, however often it has tried, and once that the server is back.
+    said = [(line["event"], line["log_level"]) for line in logs]
+    assert said.count(("server_away", "warning")) == 2
+    assert said.count(("server_back", "info")) == 2
 
 
 def test_who_waits_for_a_server_can_be_stopped(site: Site) -> None:
