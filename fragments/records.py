@@ -167,11 +167,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Nothing from this learner in the round that supersedes `version`."""
+    """Nothing from this learner in the round that supersedes `version`. `consumed_base`: with
+    CONSUMED, the base that it has contributed on already, where that is said.
+    """
 
     fragment: int
     version: Version
     reason: DeclineReason
+    consumed_base: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)

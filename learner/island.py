@@ -320,7 +320,8 @@ class Island:
         elif now.step <= base.step:
             reason = DeclineReason.NO_STEPS
         if reason is not None:
-            return Decline(ask.fragment, ask.version, reason)
+            spent = base.version if reason is DeclineReason.CONSUMED else None
+            return Decline(ask.fragment, ask.version, reason, spent)
         base_BxN = self._as_trained(ask.fragment, base)
         progress_BxN = self._tree.progress(ask.fragment, base_BxN, now.params)
         quantized = self._reduce(ask.fragment, progress_BxN)

@@ -116,8 +116,9 @@ def decline(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
         return state, []
     lost: list[Effect] = []
     base = state.learners[event.learner].bases[asked.fragment]
-    is_current = asked.version.epoch == state.epoch
-    if asked.reason is DeclineReason.CONSUMED and is_current and base.version > base.consumed:
+    # It may have adopted another base since: of that it says nothing.
+    is_of_base = asked.consumed_base == Version(state.epoch, base.version)
+    if asked.reason is DeclineReason.CONSUMED and is_of_base and base.version > base.consumed:
         reason = (
             f"{event.learner} has contributed on version {base.version} of fragment"
             f" {asked.fragment}, and nothing is known of it here: it is to answer anew"

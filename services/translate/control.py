@@ -47,10 +47,12 @@ def learner_note_to_wire(note: LearnerNote) -> control_pb2.ControlRequest:
         case Report():
             return control_pb2.ControlRequest(report=control_pb2.Report(**same(note, Report)))
         case Decline():
+            base = note.consumed_base
             decline = control_pb2.Decline(
                 fragment=note.fragment,
                 version=version_to_wire(note.version),
                 reason=_DECLINES[note.reason],
+                consumed_base=None if base is None else version_to_wire(base),
             )
             return control_pb2.ControlRequest(decline=decline)
         case Adopted():
@@ -72,7 +74,13 @@ def learner_note_from_wire(wire: control_pb2.ControlRequest) -> LearnerNote | No
             return Report(**same(wire.report, Report))
         case "decline":
             reason = known(_DECLINES, wire.decline.reason, "decline reason")
-            return Decline(wire.decline.fragment, version_from_wire(wire.decline.version), reason)
+            base = (
+                version_from_wire(wire.decline.consumed_base)
+                if wire.decline.HasField("consumed_base")
+                else None
+            )
+            version = version_from_wire(wire.decline.version)
+            return Decline(wire.decline.fragment, version, reason, base)
         case "adopted":
             version = version_from_wire(wire.adopted.version)
             return Adopted(version=version, **same(wire.adopted, Adopted, "version"))

@@ -240,18 +240,18 @@ def test_what_the_server_says_never_arrived_is_made_again_of_all_steps_since() -
     assert (first.cursor_to, again.cursor_to) == (1, 9)
     # By then its base is consumed, whatever becomes of the answer.
     ask = Ask(0, Version(1, 0))
-    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED)
+    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED, Version(1, 0))
 
 
 def test_the_servers_word_on_consumed_bases_replaces_ones_own() -> None:
     island = _island()
     ask = Ask(0, Version(1, 0))
     assert isinstance(island.answer(ask), Contribution)
-    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED)
+    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED, Version(1, 0))
     island.consumed((-1, -1), epoch=1)
     assert isinstance(island.answer(ask), Contribution)
     island.consumed((0, -1), epoch=1)
-    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED)
+    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED, Version(1, 0))
 
 
 class BadBatches(TinyProgram):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fragments.records import (
     Adopted,
     Ask,
@@ -327,7 +329,7 @@ def test_who_has_contributed_what_is_not_known_here_joins_again_and_answers_anew
     run.trained("a", "b")
     run.step("a", 2)
     (_, ask), *_ = run.asks
-    declined = Decline(ask.fragment, ask.version, DeclineReason.CONSUMED)
+    declined = Decline(ask.fragment, ask.version, DeclineReason.CONSUMED, Version(1, 0))
     event = Declined("a", run.token("a"), declined)
     outcome = handle(run.state, event, run.now_s, LAYOUT)
     (note,) = (e for e in outcome.effects if isinstance(e, Note) and e.what == "contribution_lost")
@@ -335,6 +337,11 @@ def test_who_has_contributed_what_is_not_known_here_joins_again_and_answers_anew
     (sent_off,) = (e for e in outcome.effects if isinstance(e, Disconnect))
     assert isinstance(sent_off.note, Goodbye)
     assert (sent_off.learner, sent_off.note.code) == ("a", RefusalCode.LEASE_LOST)
+    # Of another base than it holds by now, which it had not adopted when it declined, or of none.
+    for base in (Version(1, 7), Version(2, 0), None):
+        other = Declined("a", run.token("a"), replace(declined, consumed_base=base))
+        effects = handle(run.state, other, run.now_s, LAYOUT).effects
+        assert not any(isinstance(effect, Disconnect) for effect in effects)
     # Where it is known, nothing of the kind.
     run.contribute("a", ask.fragment, base=0, asked=0)
     again = handle(run.state, event, run.now_s, LAYOUT)

@@ -420,11 +420,18 @@ class Decline(_message.Message):
     FRAGMENT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CONSUMED_BASE_FIELD_NUMBER: _builtins.int
     fragment: _builtins.int
     reason: Global___DeclineReason.ValueType
     @_builtins.property
     def version(self) -> _common_pb2.Version:
         """The version that the round would supersede, as asked."""
+
+    @_builtins.property
+    def consumed_base(self) -> _common_pb2.Version:
+        """CONSUMED: the base that it has contributed on; without it nothing is said
+        of that.
+        """
 
     def __init__(
         self,
@@ -432,10 +439,11 @@ class Decline(_message.Message):
         fragment: _builtins.int = ...,
         version: _common_pb2.Version | None = ...,
         reason: Global___DeclineReason.ValueType = ...,
+        consumed_base: _common_pb2.Version | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consumed_base", b"consumed_base", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumed_base", b"consumed_base", "fragment", b"fragment", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
