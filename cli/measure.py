@@ -34,12 +34,12 @@ def measure(
     bench: Bench[Result],
     show: Callable[[Result], None],
     stop_within_s: float = STOP_WITHIN_S,
-) -> Result | None:
-    """What `bench` measures, writing where the settings say; None where it was stopped, for which
-    it has `stop_within_s`. It is printed, as JSON or by `show`.
+) -> Result:
+    """What `bench` measures, writing where the settings say. It is printed, as JSON or by `show`.
 
     Raises:
         RunDirectoryError: when `out` holds something that is no earlier run of ours.
+        KeyboardInterrupt: when it was stopped, for which it has `stop_within_s`.
     """
     from harness.outdir import prepare
 
@@ -53,8 +53,8 @@ def measure(
         try:
             result = bench(place, stop, lambda line: print(line, file=sys.stderr))
         except StoppedError:
-            print("stopped before the end", file=sys.stderr)
-            return None
+            # Nothing was measured, so whoever waits for that must not go on.
+            raise KeyboardInterrupt from None
     if settings.json_:
         print(result.model_dump_json(indent=2))
     else:

@@ -108,7 +108,7 @@ def run(settings: BenchFaultsSettings) -> None:
         print(report(result))
 
     result = measure(settings, bench, show)
-    if result is not None and result.falls_short:
+    if result.falls_short:
         raise DilocoError(result.falls_short[0])
 
 

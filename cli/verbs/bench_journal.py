@@ -65,7 +65,7 @@ def run(settings: BenchJournalSettings) -> None:
         )
 
     result = measure(settings, bench, show)
-    if result is not None and not result.holds:
+    if not result.holds:
         raise DilocoError("a bound does not hold: see above")
 
 

@@ -74,7 +74,7 @@ def run(settings: BenchLinksSettings) -> None:
         print(report(result))
 
     result = measure(settings, bench, show)
-    if result is not None and not result.holds:
+    if not result.holds:
         raise DilocoError("what is claimed of thin links does not hold; the table says by how much")
 
 

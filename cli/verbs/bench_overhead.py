@@ -49,7 +49,7 @@ def run(settings: BenchOverheadSettings) -> None:
         )
 
     result = measure(settings, bench, show)
-    if result is not None and not result.within:
+    if not result.within:
         raise DilocoError(
             f"steps may take more than {result.bound - 1:.0%} longer: {result.ratio_upper:.4f}"
         )

@@ -74,7 +74,7 @@ def run(settings: BenchPaceSettings) -> None:
             _show_ratios(result.synchronous)
 
     result = measure(settings, bench, show)
-    if result is not None and not result.equal:
+    if not result.equal:
         raise DilocoError(
             f"the rates differ by more than {result.bound:.0%}: {result.ratio_median:.4f}"
         )

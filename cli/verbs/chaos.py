@@ -208,7 +208,7 @@ def run(settings: ChaosSettings) -> None:
         print(report(result))
 
     result = measure(settings, bench, show, stop_within_s)
-    if result is not None and not result.holds:
+    if not result.holds:
         raise DilocoError(f"a promise is broken: {result.findings[0]}")
 
 
