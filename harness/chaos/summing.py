@@ -306,7 +306,9 @@ def _acknowledged(course: Course) -> dict[str, list[float]]:
 
 
 def _away(course: Course) -> Away | None:
-    """What the learners that were there all the time did in the server's longest absence."""
+    """What the learners that were there all the time, and not stopped on purpose, did in the
+    server's longest absence.
+    """
     spans = [
         (one.began_s + course.offset_s, one.ended_s + course.offset_s)
         for one in course.storm.absences
@@ -315,11 +317,19 @@ def _away(course: Course) -> Away | None:
     if not spans:
         return None
     span = max(spans, key=lambda one: one[1] - one[0])
+    stopped = {
+        one.name
+        for one in course.storm.absences
+        if one.kind is FaultKind.LEARNER_STOP
+        and one.began_s + course.offset_s < span[1]
+        and one.ended_s + course.offset_s > span[0]
+    }
     there = {
         name: course.storm.steps.times(pid)
         for name, pids in course.processes.items()
         for pid in pids
-        if course.lives[pid][1] >= span[1] and _began_before(course, pid, span[0])
+        if name not in stopped
+        and course.lives[pid][1] >= span[1] and _began_before(course, pid, span[0])
     }  # fmt: skip
     return away(there, span)
 
