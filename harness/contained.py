@@ -114,10 +114,12 @@ class Containers:
             with self.processes:
                 pass
         finally:
-            self._keep_log()
-            remove(self._project.name)
-            if self._held is not None:
-                self._held.close()
+            try:
+                self._keep_log()
+                remove(self._project.name)
+            finally:
+                if self._held is not None:
+                    self._held.close()
 
     @property
     def project(self) -> str:
@@ -314,16 +316,18 @@ def _sweep() -> None:
     """Removes what is left of runs that were ended by kill -9: nothing of them runs any more."""
     for project, held in projects_at_rest(HELD_LABEL).items():
         if not _is_held(Path(held)):
-            remove(project)
+            # It is not ours, and the next run tries again.
+            with contextlib.suppress(DilocoError):
+                remove(project)
 
 
 def _is_held(path: Path) -> bool:
-    """By a run that just begins, or ends; a file that cannot be read may be anybody's."""
+    """By a run that just begins, or ends; a file that is not here, or cannot be read, may be
+    anybody's.
+    """
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except OSError:
         return True
     return False

@@ -54,12 +54,16 @@ def projects_at_rest(label: str) -> dict[str, str]:
 
 
 def remove(project: str) -> None:
-    """Whatever there is of a project, and nothing else: containers, networks and volumes."""
+    """Whatever there is of a project, and nothing else: containers, networks and volumes.
+
+    Raises:
+        DilocoError: where something of it is left, with what the engine says.
+    """
     if containers := left_of(project, "container"):
-        call(["docker", "rm", "--force", "--volumes", *containers], _CALL_S)
+        ask(["docker", "rm", "--force", "--volumes", *containers])
     for kind in ("network", "volume"):
         if found := left_of(project, kind):
-            call(["docker", kind, "rm", *found], _CALL_S)
+            ask(["docker", kind, "rm", *found])
 
 
 def ask(

@@ -163,7 +163,13 @@ class Wan:
         self, door: socket.socket, target: tuple[str, int], tasks: asyncio.TaskGroup
     ) -> None:
         while True:
-            near, peer = await self._loop.sock_accept(door)
+            try:
+                near, peer = await self._loop.sock_accept(door)
+            except OSError as error:
+                # Out of file descriptors, say: those who are let in already are not to suffer.
+                self._say(f"nobody can be let in for the moment: {error}")
+                await asyncio.sleep(POLL_S)
+                continue
             tasks.create_task(self._admit(near, str(peer[0]), target))
 
     async def _admit(self, near: socket.socket, address: str, target: tuple[str, int]) -> None:
@@ -173,7 +179,10 @@ class Wan:
             self._say(f"{address} dials and is no region of the map: refused")
             near.close()
         else:
-            link.carry(near, target)
+            try:
+                link.carry(near, target)
+            except RuntimeError:
+                near.close()  # The region's link was closed meanwhile.
 
     async def _region_of(self, address: str) -> str | None:
         """Whoever is found at the address; the others are not waited for."""

@@ -79,6 +79,7 @@ class Island:
         self._answered: dict[int, Answered] = {}
         self._move: tuple[Shard, int] | None = None
         self._consumed: dict[int, Version] = {}
+        self._refused: dict[int, Version] = {}
 
     def warm_up(self) -> None:
         """Compile everything that answering and adopting run, before training begins."""
@@ -159,19 +160,27 @@ class Island:
         if consumed is None or consumed < key.base_version:
             self._consumed[key.fragment] = key.base_version
 
+    def refused(self, key: ContributionKey) -> None:
+        """The server will not have an answer: nothing made of its base will do."""
+        self._refused[key.fragment] = key.base_version
+
     def unanswered(self, key: ContributionKey) -> None:
         """An answer was thrown away: its base is not consumed."""
         if self._consumed.get(key.fragment) == key.base_version:
             del self._consumed[key.fragment]
 
-    def may_grow(self, key: ContributionKey) -> bool:
+    def may_grow(self, made: Contribution) -> bool:
         """Whether a contribution that never arrived, as the server has said, can be made again with
-        what was trained since on the same base.
+        what was trained since on the same base: on that very one, not on one of its name that was
+        begun anew. Where progress since an answer is kept by adopting, that goes out with the next.
         """
+        key = made.key
         base = self.completed.bases[key.fragment]
         consumed = self._consumed.get(key.fragment)
         is_free = consumed is None or consumed < key.base_version
-        return is_free and base is not None and base.version == key.base_version
+        is_same = base is not None and base.version == key.base_version
+        is_same = is_same and base is not None and base.cursor == made.cursor_from
+        return is_free and is_same and self._adoption.mode != "rebase"
 
     def held_bases(self) -> tuple[HeldBase, ...]:
         """What this learner holds, as a joining process tells it."""
@@ -320,17 +329,24 @@ class Island:
         elif now.step <= base.step:
             reason = DeclineReason.NO_STEPS
         if reason is not None:
-            spent = base.version if reason is DeclineReason.CONSUMED else None
-            return Decline(ask.fragment, ask.version, reason, spent)
+            # Of one that was refused the server knows well.
+            is_known = self._refused.get(ask.fragment) == base.version
+            is_spent = reason is DeclineReason.CONSUMED and not is_known
+            return Decline(ask.fragment, ask.version, reason, base.version if is_spent else None)
         base_BxN = self._as_trained(ask.fragment, base)
-        progress_BxN = self._tree.progress(ask.fragment, base_BxN, now.params)
+        again = self._kept_progress(ask.fragment, base)
+        if again is None:
+            progress_BxN = self._tree.progress(ask.fragment, base_BxN, now.params)
+        else:
+            # What was trained since that answer is kept by adopting, and goes out with the next.
+            now, progress_BxN = again.at, base_BxN - again.local_BxN
         quantized = self._reduce(ask.fragment, progress_BxN)
         if not bool(quantized.finite):
             return Decline(ask.fragment, ask.version, DeclineReason.NOT_FINITE)
         part = self.layout.fragments[ask.fragment]
         payload = self._codec.encode(part, quantized.codes, quantized.step_bits)
         self._consumed[ask.fragment] = base.version
-        if self._adoption.mode == "rebase":
+        if self._adoption.mode == "rebase" and again is None:
             local_BxN = self._tree.pack(ask.fragment, now.params)
             self._answered[ask.fragment] = Answered(base, local_BxN, now)
         return Contribution(

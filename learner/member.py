@@ -61,7 +61,7 @@ class Member:
         link: the outer server.
         description: what `link.describe()` said.
         on_ask: called for every ask, from the link's thread; must not block.
-        on_attached: called whenever a control stream has been opened.
+        on_attached: as `Session` has it.
 
     Raises LayoutError when the program is not the one that the run was made with.
     """

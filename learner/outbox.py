@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -127,10 +127,12 @@ class Outbox:
             receipt = self._link.push(lease, answer)
         except RefusedError as error:
             _log.warning("push_refused", fragment=fragment, code=error.code, reason=str(error))
-            # With a lease that has been lost or renewed meanwhile the contribution is still good.
-            is_renewed = error.code is RefusalCode.FENCED and self._session.lease != lease
-            if error.code is RefusalCode.LEASE_LOST or is_renewed:
+            # With a lease that is lost or renewed the contribution is still good; a process that is
+            # fenced off by another ends by its session.
+            if error.code in (RefusalCode.LEASE_LOST, RefusalCode.FENCED):
                 self._keep(made, news)
+            else:
+                self._island.refused(answer.key)
         except DilocoError as error:
             _log.warning("push_unsent", fragment=fragment, reason=str(error))
             self._keep(made, news)
@@ -150,17 +152,17 @@ class Outbox:
         """What never arrived, with the steps of the time since; as it was, where that is not known,
         or it is of a base that is held no more.
         """
-        key = made.contribution.key
-        if self._island.may_grow(key):
+        key, version = made.contribution.key, made.contribution.asked_version
+        if self._island.may_grow(made.contribution):
             with self._changed:
                 ask = self._asks.pop(key.fragment, None)
-            version = ask.version if ask is not None else made.contribution.asked_version
+            version = ask.version if ask is not None else version
             grown = self._answer(Ask(key.fragment, version))
             # A reason to send nothing now is none to give up what there was.
             if isinstance(grown, _Made) and grown.contribution.key == key:
                 return grown
         self._island.answered(key)
-        return made
+        return replace(made, contribution=replace(made.contribution, asked_version=version))
 
     def _keep(self, made: _Made, news: int) -> None:
         """Keep it for another try: when something happens, or after a pause."""

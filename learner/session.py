@@ -54,7 +54,8 @@ class Session:
         link: the outer server.
         hello: makes the request to join from the process's present state.
         on_welcome: called with every grant, before its stream opens.
-        on_attached: called whenever a stream has been opened.
+        on_attached: called whenever the server is heard on a new stream, from the link's thread;
+            must not block.
         on_note: asks, publications and goodbyes, from the link's thread; must not block.
     """
 
@@ -123,8 +124,8 @@ class Session:
 
     @property
     def is_attached(self) -> bool:
-        """Whether a control stream is open, as far as this end knows."""
-        return self._line is not None
+        """Whether the server has said something on the stream that is open."""
+        return self._line is not None and self._heard
 
     @property
     def progress(self) -> Progress:
@@ -209,7 +210,6 @@ class Session:
             for adopted in self._adopted.values():
                 self._line.adopted(adopted)
             self._line.report(self._report)
-        self._on_attached()
 
     def _lost(self, what: str, reason: str) -> None:
         """Say that the server is away: once, until it is back, and then at each try at debug."""
@@ -222,7 +222,9 @@ class Session:
         away_since_s, self._away_since_s = self._away_since_s, None
         if away_since_s is not None:
             _log.info("server_back", away_s=round(time.monotonic() - away_since_s, 1))
-        self._heard = True
+        if not self._heard:
+            self._heard = True
+            self._on_attached()
         self._note(note)
 
     def _note(self, note: ServerNote) -> None:
@@ -267,7 +269,8 @@ class Session:
                 self.fail(RefusedError(RefusalCode(code), goodbye.reason))
                 return
             pause_s = FIRST_PAUSE_S if self._heard else min(LONGEST_PAUSE_S, pause_s * 2)
-            self._reconnect(pause_s, join_first=code is not None)
+            # A stream on which nothing was said has not found the server: see `_reconnect`.
+            self._reconnect(pause_s, join_first=code is not None or not self._heard)
 
     def _beat(self) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ import math
 
 from fragments.changes import changed
 from fragments.errors import BusyError, RunDirectoryError, SettingsError, StorageError
-from fragments.records import Answered
+from fragments.records import Answered, Phase
 from outer_server.core.admin import Request
 from outer_server.core.events import Change, Denied, Evict, Hold, Point, Release, RollBack
 from outer_server.core.membership import MAX_TEXT, because
@@ -62,6 +62,8 @@ class Administration:
         trained already would end the run: whoever wants that says TRAINED for its value.
         """
         state = self._engine.state
+        if dict(changes) == {_BUDGET: TRAINED} and state.phase in (Phase.CLOSING, Phase.FINISHED):
+            return Answered("the budget is trained already", changed=False)
         trained = str(state.tokens_trained)
         meant = tuple(
             (key, trained if (key, value) == (_BUDGET, TRAINED) else value)
@@ -69,6 +71,7 @@ class Administration:
         )
         spec = changed(state.spec, meant)
         is_slip = meant == changes and spec.budget_tokens < state.tokens_trained
+        is_slip = is_slip and state.phase is not Phase.FINISHED
         if is_slip and spec.budget_tokens != state.spec.budget_tokens:
             raise SettingsError(
                 f"{_BUDGET}={spec.budget_tokens}: {trained} tokens are trained already, so this "

@@ -90,8 +90,8 @@ def _recover(directory: RunDirectory, *, keep_journal: bool, take_over: bool) ->
     replay = Replay(parameters, restored.state, restored.payloads, directory.load_named)
     journal: Journal = NoJournal()
     lost = ""
+    record = _looked_at(directory, record, restored, take_over=take_over)
     if keep_journal or directory.journal.is_dir():
-        record = _looked_at(directory, record, restored, take_over=take_over)
         durable = DurableJournal(directory.disk, directory.journal, mend=True)
         played = _play(directory, durable, restored, replay)
         lost = played.lost

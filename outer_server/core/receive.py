@@ -44,6 +44,9 @@ EVALUATIONS_KEPT = 512
 MAX_TOKENS = 1 << 56
 """More tokens than this are not trained by one process of ours."""
 
+MAX_EPOCHS_AHEAD = 1 << 20
+"""No copy of a run is that much older than another."""
+
 DROPPED = Refusal(RefusalCode.STALE, "its round has closed, and late ones are dropped")
 """Said of a late contribution in a run with late="drop", however often it comes."""
 
@@ -114,20 +117,22 @@ def decline(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
     asked = event.decline
     if not 0 <= asked.fragment < len(state.fragments):
         return state, []
-    lost: list[Effect] = []
+    state, effects = _count_out(state, event)
     base = state.learners[event.learner].bases[asked.fragment]
-    # It may have adopted another base since: of that it says nothing.
+    # It may have adopted another base since: of that it says nothing. Nor is that any proof which
+    # may have been refused as too old, or answers a round that is over.
     is_of_base = asked.consumed_base == Version(state.epoch, base.version)
-    if asked.reason is DeclineReason.CONSUMED and is_of_base and base.version > base.consumed:
+    is_fresh = state.fragments[asked.fragment].version - base.version <= state.spec.staleness_bound
+    is_proof = asked.reason is DeclineReason.CONSUMED and bool(effects) and is_of_base and is_fresh
+    if is_proof and base.version > base.consumed:
         reason = (
             f"{event.learner} has contributed on version {base.version} of fragment"
             f" {asked.fragment}, and nothing is known of it here: it is to answer anew"
         )
         fields = (("learner", event.learner), ("fragment", asked.fragment))
         goodbye = Goodbye(RefusalCode.LEASE_LOST, f"{reason}; join again")
-        lost = [Note("contribution_lost", reason, fields), Disconnect(event.learner, goodbye)]
-    state, effects = _count_out(state, event)
-    return state, [*effects, *lost]
+        effects += [Note("contribution_lost", reason, fields), Disconnect(event.learner, goodbye)]
+    return state, effects
 
 
 def _count_out(state: RunState, event: Declined) -> tuple[RunState, list[Effect]]:
@@ -151,6 +156,7 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     if not 0 <= told.fragment < len(state.fragments) or told.version.epoch < state.epoch:
         return state, []
     is_sane = len(told.digest) <= MAX_TEXT and 0 <= told.at_step <= MAX_STEPS
+    is_sane = is_sane and told.version.epoch <= state.epoch + MAX_EPOCHS_AHEAD
     if state.learners[event.learner].role is not Role.LEARNER or not is_sane:
         return state, []
     fragment = state.fragments[told.fragment]
@@ -242,7 +248,7 @@ def admissible(state: RunState, event: Contributed) -> Refusal | Receipt | None:
             return DROPPED if base.dropped else Receipt(key, duplicate=True)
         reason = f"base {key.base_version} of fragment {key.fragment} was consumed already"
         return Refusal(RefusalCode.CONSUMED, reason)
-    if number > current or not _is_sane(event.meta):
+    if number > current or not _is_sane(event.meta) or len(event.base_digest) > MAX_TEXT:
         reason = f"base {number} at version {current} with {event.meta.steps} steps makes no sense"
         return Refusal(RefusalCode.MISMATCH, reason)
     stale = staleness(state, event.meta)

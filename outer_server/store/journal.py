@@ -39,9 +39,9 @@ def lost_events(directory: Path) -> str:
 
 
 def is_missing(directory: Path) -> bool:
-    """Whether nothing is left of the tape, or an empty file."""
-    tape, log = directory / TAPE, directory / f"{TAPE}-wal"
-    return not tape.exists() or (tape.stat().st_size == 0 and not log.exists())
+    """Whether nothing is left of the tape, or an empty file, whose log sqlite would remove."""
+    tape = directory / TAPE
+    return not tape.exists() or tape.stat().st_size == 0
 
 
 def _suffixes() -> Iterator[str]:

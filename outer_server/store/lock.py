@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,11 @@ from fragments.errors import RunDirectoryError
 
 ADDRESS = "address.json"
 """While a server runs: where it listens, and its process."""
+
+READERS_S = 10.0
+"""A server waits so long for those who only read: a tape is copied meanwhile."""
+
+_LOOK_S = 0.1
 
 _WEIGHTS = (
     "the newest weights on disk: weights.safetensors of its newest snapshot, which `diloco "
@@ -41,9 +47,12 @@ def lock_to_serve(run: Path) -> IO[bytes]:
             " to its rights and its disk, or serve a copy of it with --take-over (`diloco events`,"
             " `replay` and `export` only read)"
         ) from error
-    if not _flock(lock, fcntl.LOCK_EX):
-        lock.close()
-        raise _in_use(run)
+    until_s = time.monotonic() + READERS_S
+    while not _flock(lock, fcntl.LOCK_EX):
+        if not _is_read(run) or time.monotonic() >= until_s:
+            lock.close()
+            raise _in_use(run)
+        time.sleep(_LOOK_S)
     return lock
 
 
@@ -73,7 +82,8 @@ def check_unused(run: Path) -> None:
     except OSError:
         return  # Nobody has it, or whoever wants to serve it hears why that cannot be.
     with lock:
-        if not _flock(lock, fcntl.LOCK_EX):
+        # Shared, so that it keeps nobody off in its turn, and needs no right to write.
+        if not _flock(lock, fcntl.LOCK_SH):
             raise _in_use(run)
 
 
@@ -82,18 +92,25 @@ def _flock(lock: IO[bytes], kind: int) -> bool:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise RunDirectoryError(f"{lock.name} cannot be locked: {error.strerror}") from error
     return True
 
 
 def _in_use(run: Path) -> InUseError:
+    if _is_read(run):
+        readers = "`diloco replay`, `diloco events` or `diloco export`"
+        return InUseError(f"{run} is in use by {readers}: wait for it")
+    return InUseError(f"{run} is in use by a server{_place(run)}: stop that one first ({_WEIGHTS})")
+
+
+def _is_read(run: Path) -> bool:
+    """Whether those who have it only read it."""
     try:
         with (run / "lock").open("rb") as lock:
-            is_read = _flock(lock, fcntl.LOCK_SH)
+            return _flock(lock, fcntl.LOCK_SH)
     except OSError:
-        is_read = False
-    if is_read:
-        return InUseError(f"{run} is in use by `diloco replay` or `diloco export`: wait for it")
-    return InUseError(f"{run} is in use by a server{_place(run)}: stop that one first ({_WEIGHTS})")
+        return False
 
 
 def _place(run: Path) -> str:

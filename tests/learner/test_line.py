@@ -61,9 +61,16 @@ class DeadLine:
     nobody answers.
     """
 
-    def __init__(self, link: ScriptedLink, on_closed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: ScriptedLink,
+        on_note: Callable[[ServerNote], None],
+        on_closed: Callable[[], None],
+    ) -> None:
         self.link = link
-        if not link.lasts:
+        if link.lasts:
+            threading.Thread(target=on_note, args=[Progress(0, 0, Phase.TRAINING)]).start()
+        else:
             threading.Thread(target=on_closed, daemon=True).start()
 
     def report(self, report: Report) -> None:
@@ -106,7 +113,7 @@ class ScriptedLink:
         self, lease: Lease, on_note: Callable[[ServerNote], None], on_closed: Callable[[], None]
     ) -> DeadLine:
         self.opened.append(time.monotonic())
-        return DeadLine(self, on_closed)
+        return DeadLine(self, on_note, on_closed)
 
     def push(self, lease: Lease, contribution: Contribution) -> Receipt:
         self.pushed.append(contribution)
@@ -212,7 +219,7 @@ def test_a_push_that_did_not_come_through_is_repeated_with_the_same_bytes(
     by_fragment = {p: [c for c in link.pushed if c.key.fragment == p] for p in (0, 1)}
     repeated = max(by_fragment.values(), key=len)
     assert len(repeated) == 2
-    assert repeated[0] is repeated[1]
+    assert repeated[0] == repeated[1]
     assert all(by_fragment.values())
 
 

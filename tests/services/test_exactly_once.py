@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fragments.errors import StorageError
+from fragments.records import Receipt
 from harness.environment import child_environment
+from harness.ports import free_ports
 from learner.run import CheckpointRule, Learner, Outcome
 from outer_server import engine
 from outer_server.core.events import Contributed, Effect, Event, Reply
@@ -20,6 +24,7 @@ from outer_server.core.intervals import Reason, account
 from outer_server.core.scheduler import Outcome as Handled
 from outer_server.core.scheduler import handle
 from outer_server.core.state import RunState
+from outer_server.history import data_account
 from outer_server.server import OuterServer
 from outer_server.store.rundir import create_run
 from services.client import GrpcLink
@@ -29,6 +34,8 @@ from tests.support import mortal
 from tests.support.tiny import TinyProgram, tiny_birth, tiny_spec
 
 WAIT_S = 60.0
+PACE_S = 0.02
+AWAY_STEPS = 150
 Tape = list[tuple[Event, Reply, Sequence[Effect]]]
 
 
@@ -48,10 +55,18 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
 
 @contextmanager
 def _served(path: Path, **spec: object) -> Iterator[tuple[OuterServer, str]]:
-    settings = tiny_spec(budget_tokens=16 * 10**6, lease_ttl_s=2.0, **spec)
+    settings = tiny_spec(**{"budget_tokens": 16 * 10**6, "lease_ttl_s": 2.0, **spec})
     create_run(path, settings, *tiny_birth(settings))
+    with _serving(path, (0, 0)) as served:
+        yield served
+
+
+@contextmanager
+def _serving(path: Path, ports: tuple[int, int]) -> Iterator[tuple[OuterServer, str]]:
+    """A run that is there, at these ports: control and bulk."""
     with OuterServer(path) as server:
-        services = OuterServices(server, ServerSettings(address="127.0.0.1:0", bulk_port=0))
+        address = f"127.0.0.1:{ports[0]}"
+        services = OuterServices(server, ServerSettings(address=address, bulk_port=ports[1]))
         services.start()
         try:
             yield server, str(services.address)
@@ -63,7 +78,9 @@ def _learn(address: str, name: str, stop: threading.Event, kept: Path | None) ->
     link = GrpcLink(address)
     rule = CheckpointRule(kept, every_s=0.05) if kept is not None else None
     try:
-        learner = Learner(name, TinyProgram(), link, link.describe(), pace_s=0.02, checkpoints=rule)
+        learner = Learner(
+            name, TinyProgram(), link, link.describe(), pace_s=PACE_S, checkpoints=rule
+        )
         return learner.run(stop)
     finally:
         link.close()
@@ -112,3 +129,48 @@ def test_a_learner_that_dies_between_push_and_receipt(
     assert record.joins == 2
     assert (outcome.steps > record.steps / 2) or not has_checkpoint
     assert status.tokens_trained == sum(one.tokens for one in status.learners)
+
+
+def test_what_is_trained_while_nobody_answers_comes_into_the_weights(
+    tmp_path: Path, tape: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pushes fail, then the server is gone: what was made in vain goes out with all steps since."""
+    run, stop, ports = tmp_path / "run", threading.Event(), free_ports(2)
+    settings = tiny_spec(budget_tokens=16 * 10**6, lease_ttl_s=30.0)
+    create_run(run, settings, *tiny_birth(settings))
+    took = OuterServer.contribute
+
+    def take_none(*_: Any) -> Any:
+        raise StorageError("no room")
+
+    with ThreadPoolExecutor(2) as pool:
+        with _serving(run, (ports[0], ports[1])) as (server, address):
+            ends = [pool.submit(_learn, address, name, stop, None) for name in "ab"]
+            _until(lambda: server.status().rounds_merged >= 6)
+            monkeypatch.setattr(OuterServer, "contribute", take_none)
+            global_step = server.status().global_step
+            # Each fragment's turn comes within these.
+            _until(lambda: server.status().global_step >= global_step + 12)
+        monkeypatch.setattr(OuterServer, "contribute", took)
+        threading.Event().wait(AWAY_STEPS * PACE_S)
+        began = len(tape)
+        with _serving(run, (ports[0], ports[1])) as (server, _):
+
+            def longest(name: str) -> int:
+                told = [e for e, reply, _ in tape[began:] if isinstance(reply, Receipt)]
+                return max(
+                    (
+                        e.meta.steps
+                        for e in told
+                        if isinstance(e, Contributed) and e.learner == name
+                    ),
+                    default=0,
+                )
+
+            _until(lambda: min(longest("a"), longest("b")) >= AWAY_STEPS)
+            stop.set()
+            assert all(end.result(WAIT_S).steps > AWAY_STEPS for end in ends)
+            joins = [one.joins for one in server.status().learners]
+    assert all(number >= 2 for number in joins), "only a grant says what has arrived"
+    found = data_account(run)
+    assert (found.overlaps, found.miscounts) == ((), ())
