@@ -39,6 +39,7 @@ from fragments.records import (
     Version,
     Welcome,
 )
+from fragments.runspec import AdoptionSettings
 from learner.held import Completed
 from learner.island import Island
 from learner.member import layout_of
@@ -177,12 +178,12 @@ def test_what_was_said_while_no_stream_was_open_is_said_on_the_next() -> None:
     assert link.said.index(adopted) < link.said.index(Report(8, 128, 8))
 
 
-def _island() -> Island:
+def _island(adoption: AdoptionSettings | None = None) -> Island:
     """An island that holds base 0 of both fragments and has made a step."""
     spec, program = tiny_spec(), TinyProgram()
     params = program.init_params(0)
     layout = layout_of(program, params, spec)
-    island = Island("a", layout, spec.codec, params, cursor=0)
+    island = Island("a", layout, spec.codec, params, cursor=0, adoption=adoption)
     _, values = tiny_birth(spec)
     for p, value in enumerate(values):
         digest = digest_hex(jnp.asarray(value))
@@ -248,6 +249,48 @@ def test_what_the_server_says_never_arrived_is_made_again_of_all_steps_since() -
     # By then its base is consumed, whatever becomes of the answer.
     ask = Ask(0, Version(1, 0))
     assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED, Version(1, 0))
+
+
+def _trained_on(island: Island, step: int) -> None:
+    now = island.completed
+    moved = jax.tree.map(lambda leaf: leaf - jnp.float32(0.5), now.params)
+    island.completed = replace(now, step=step, tokens=16 * step, cursor=step, params=moved)
+
+
+def test_what_is_kept_by_adopting_is_in_no_answer_that_is_made_again() -> None:
+    """With "rebase" all progress since the first answer goes out with the next base's."""
+    ask = Ask(0, Version(1, 0))
+    for mode, cursor_to in (("rebase", 1), ("overwrite", 9), ("alpha", 9)):
+        island = _island(AdoptionSettings(mode=mode))  # type: ignore[arg-type]  # one of its literals
+        first = island.answer(ask)
+        assert isinstance(first, Contribution)
+        _trained_on(island, 9)
+        island.consumed((-1, -1), epoch=1)
+        assert island.may_grow(first) is (mode != "rebase")
+        again = island.answer(ask)
+        assert isinstance(again, Contribution)
+        assert again.cursor_to == cursor_to, mode
+        assert (again.payload == first.payload) is (mode == "rebase")
+
+
+def test_a_base_that_was_begun_anew_lets_nothing_grow() -> None:
+    island = _island()
+    first = island.answer(Ask(0, Version(1, 0)))
+    assert isinstance(first, Contribution)
+    island.consumed((-1, -1), epoch=1)
+    _trained_on(island, 5)
+    assert island.may_grow(first)
+    island.completed = island.from_bases(island.completed)
+    _trained_on(island, 6)
+    assert not island.may_grow(first)
+
+
+def test_what_was_refused_is_declined_as_no_proof_of_a_loss() -> None:
+    island, ask = _island(), Ask(0, Version(1, 0))
+    answer = island.answer(ask)
+    assert isinstance(answer, Contribution)
+    island.refused(answer.key)
+    assert island.answer(ask) == Decline(0, Version(1, 0), DeclineReason.CONSUMED)
 
 
 def test_the_servers_word_on_consumed_bases_replaces_ones_own() -> None:
