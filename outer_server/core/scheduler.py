@@ -55,7 +55,8 @@ def handle(state: RunState, event: Event, now_s: float, layout_digest: str) -> O
     """Apply one event at `now_s` (seconds, monotonic) and every rule that it sets off."""
     if isinstance(event, Started):
         state = resume(state, event.generation, event.epoch, event.digests, keeps=event.keeps)
-        state = replace(state, held_back_until_s=event.hold_s)
+        hold_s = event.hold_s if state.live_learners else 0.0
+        state = replace(state, held_back_until_s=hold_s)
         return Outcome(state, (), None, now_s)
     state, reply, effects = _record(state, event, now_s, layout_digest)
     state, more, wake_at_s = settle(state, now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fragments.errors import RunDirectoryError
 from outer_server import history
 from outer_server.saver import SnapshotRule
 from outer_server.server import OuterServer
+from outer_server.store import lock
 from outer_server.store.lock import InUseError, check_unused
 from outer_server.store.rundir import RunDirectory, create_run
 from tests.support.crash import SamePlace, crashed
@@ -74,7 +76,9 @@ def test_a_hole_in_the_log_is_still_found_by_a_server_after_somebody_has_read_it
         assert server.status().epoch == 2
 
 
-def test_a_run_that_is_served_can_be_read_and_not_run_again(tmp_path: Path) -> None:
+def test_a_run_that_is_served_can_be_read_and_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     create_run(run, tiny_spec(), *tiny_birth(tiny_spec()))
     check_unused(run)
@@ -86,10 +90,21 @@ def test_a_run_that_is_served_can_be_read_and_not_run_again(tmp_path: Path) -> N
         with pytest.raises(InUseError, match=r"by a server at 127\.0\.0\.1:7 \(process 12\)"):
             check_unused(run)
     check_unused(run)
+    monkeypatch.setattr(lock, "READERS_S", 0.3)
     with RunDirectory(run, only_reads=True), RunDirectory(run, only_reads=True):
-        with pytest.raises(InUseError, match="`diloco replay` or `diloco export`"):
-            check_unused(run)
+        # They will be done soon, so a server waits for them; and not for ever.
+        check_unused(run)
+        with pytest.raises(InUseError, match="`diloco events` or `diloco export`: wait"):
+            OuterServer(run).__enter__()
         assert list(history.events(run))
+    monkeypatch.setattr(lock, "READERS_S", 30.0)
+    reader = RunDirectory(run, only_reads=True)
+    reader.__enter__()
+    ending = threading.Timer(0.3, reader.__exit__, (None, None, None))
+    ending.start()
+    with OuterServer(run) as server:
+        assert server.status().rounds_merged == 0
+    ending.join()
 
 
 def _damaged(served: Path, run: Path, damage: str, *values: int) -> Path:
