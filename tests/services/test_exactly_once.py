@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,8 @@ def test_what_is_trained_while_nobody_answers_comes_into_the_weights(
     def take_none(*_: Any) -> Any:
         raise StorageError("no room")
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, ExitStack() as whatever_happens:
+        whatever_happens.callback(stop.set)
         with _serving(run, (ports[0], ports[1])) as (server, address):
             ends = [pool.submit(_learn, address, name, stop, None) for name in "ab"]
             _until(lambda: server.status().rounds_merged >= 6)
@@ -167,7 +168,8 @@ def test_what_is_trained_while_nobody_answers_comes_into_the_weights(
                     default=0,
                 )
 
-            _until(lambda: min(longest("a"), longest("b")) >= AWAY_STEPS)
+            # One of them may have handed in before what it had on each base; not both of them.
+            _until(lambda: max(longest("a"), longest("b")) >= AWAY_STEPS)
             stop.set()
             assert all(end.result(WAIT_S).steps > AWAY_STEPS for end in ends)
             joins = [one.joins for one in server.status().learners]
