@@ -269,26 +269,24 @@ class Session:
                 self.fail(RefusedError(RefusalCode(code), goodbye.reason))
                 return
             pause_s = FIRST_PAUSE_S if self._heard else min(LONGEST_PAUSE_S, pause_s * 2)
-            # A stream on which nothing was said has not found the server: see `_reconnect`.
-            self._reconnect(pause_s, join_first=code is not None or not self._heard)
+            self._reconnect(pause_s)
 
     def _beat(self) -> None:
         with self._lock:
             if self._line is not None:
                 self._line.report(self._report)
 
-    def _reconnect(self, pause_s: float, *, join_first: bool) -> None:
+    def _reconnect(self, pause_s: float) -> None:
         """Try until a stream is open, or the process ends, or the server says never.
 
-        After a server that was away this joins again though the lease may last: only a grant says
-        which contributions arrived, and lets what was trained meanwhile count as one step of the
-        run's clock instead of as many slots that are due at once.
+        This joins again though the lease may last: only a grant says which contributions arrived,
+        and lets what was trained meanwhile count as one step of the run's clock instead of as many
+        slots that are due at once.
         """
         while not self._stopping.wait(pause_s * random.uniform(0.5, 1.0)):
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             try:
-                if join_first:
-                    self._join()
+                self._join()
                 self._open()
                 return
             except RefusedError as error:
@@ -296,7 +294,5 @@ class Session:
                     self.fail(error)
                     return
                 _log.warning("join_refused", reason=str(error))
-                join_first = True
             except UnreachableError as error:
                 self._lost("server_away", str(error))
-                join_first = True
