@@ -232,7 +232,7 @@ def main(words: Sequence[str]) -> None:
         threading.Thread(target=_end_with_holder, args=(asked.while_held,), daemon=True).start()
     try:
         targets = [(each.host, each.port) for each in map(parse_address, asked.targets)]
-        with Wan(asked.map, targets, lambda line: print(line, flush=True)) as wan:  # noqa: T201  its log
+        with Wan(asked.map, targets, lambda line: print(line, flush=True)) as wan:  # noqa: T201  a container logs what it prints
             looks = 0
             while not stop.wait(POLL_S):
                 wan.follow()

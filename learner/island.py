@@ -178,9 +178,9 @@ class Island:
         base = self.completed.bases[key.fragment]
         consumed = self._consumed.get(key.fragment)
         is_free = consumed is None or consumed < key.base_version
-        is_same = base is not None and base.version == key.base_version
-        is_same = is_same and base is not None and base.cursor == made.cursor_from
-        return is_free and is_same and self._adoption.mode != "rebase"
+        if base is None or not is_free or self._adoption.mode == "rebase":
+            return False
+        return (base.version, base.cursor) == (key.base_version, made.cursor_from)
 
     def held_bases(self) -> tuple[HeldBase, ...]:
         """What this learner holds, as a joining process tells it."""

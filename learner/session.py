@@ -45,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Session:
-    """Joins, keeps the control stream open, and joins again where the lease was lost.
+    """Joins, keeps the control stream open, and joins again where that breaks.
 
     Counters are the process's own and cumulative, so whatever a broken stream
     swallowed is made good by saying the newest again on the next one.

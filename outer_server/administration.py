@@ -64,20 +64,8 @@ class Administration:
         state = self._engine.state
         if dict(changes) == {_BUDGET: TRAINED} and state.phase in (Phase.CLOSING, Phase.FINISHED):
             return Answered("the budget is trained already", changed=False)
-        trained = str(state.tokens_trained)
-        meant = tuple(
-            (key, trained if (key, value) == (_BUDGET, TRAINED) else value)
-            for key, value in changes
-        )
-        spec = changed(state.spec, meant)
-        is_slip = meant == changes and spec.budget_tokens < state.tokens_trained
-        is_slip = is_slip and state.phase is not Phase.FINISHED
-        if is_slip and spec.budget_tokens != state.spec.budget_tokens:
-            raise SettingsError(
-                f"{_BUDGET}={spec.budget_tokens}: {trained} tokens are trained already, so this "
-                f"would end the run at once; where it shall end now, say {_BUDGET}={TRAINED}"
-            )
-        self._parameters.check_outer(spec.outer)
+        meant = _meant(state, changes)
+        self._parameters.check_outer(changed(state.spec, meant).outer)
         return self._ask(Change(meant, reason[:MAX_TEXT]))
 
     def roll_back(self, snapshot: str, up_to_version: int | None, reason: str) -> Answered:
@@ -85,7 +73,8 @@ class Administration:
         fragments are all at `up_to_version` or below.
         """
         state = self._engine.state
-        point = _point(_chosen(self._directory.known(), state, snapshot, up_to_version))
+        chosen = _chosen(self._directory.known(), state, snapshot, up_to_version)
+        point = Point.of(chosen.name, chosen.state)
         rollback = Rollback(state.epoch + 1, point.snapshot, point.rounds_merged, reason)
         event = RollBack(point, rollback.epoch, reason[:MAX_TEXT])
         restored = self._engine.between_snapshots(lambda: self._restored(rollback))
@@ -112,6 +101,21 @@ class Administration:
             raise SettingsError(f"{error}: choose another") from error
         except OSError as error:
             raise StorageError(f"the server's disk takes nothing: {error.strerror}") from error
+
+
+def _meant(state: RunState, changes: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """`changes` with a number for TRAINED. Raises SettingsError for a budget that is a slip."""
+    trained = state.tokens_trained
+    if (_BUDGET, TRAINED) in changes:
+        return tuple((key, str(trained) if key == _BUDGET else value) for key, value in changes)
+    budget = changed(state.spec, changes).budget_tokens
+    is_new = budget != state.spec.budget_tokens and state.phase is not Phase.FINISHED
+    if is_new and budget < trained:
+        raise SettingsError(
+            f"{_BUDGET}={budget}: {trained} tokens are trained already, so this would end the run "
+            f"at once; where it shall end now, say {_BUDGET}={TRAINED}"
+        )
+    return changes
 
 
 def _answer(reply: object) -> Answered:
@@ -154,18 +158,3 @@ def _is_left_behind(known: Known, rollbacks: tuple[Rollback, ...]) -> bool:
 
 def _versions(known: Known) -> list[int]:
     return [fragment.version for fragment in known.state.fragments]
-
-
-def _point(known: Known) -> Point:
-    state = known.state
-    return Point(
-        snapshot=known.name,
-        fragments=tuple((fragment.version, fragment.digest) for fragment in state.fragments),
-        slots=state.slots,
-        global_step=state.global_step,
-        tokens_trained=state.tokens_trained,
-        tokens_pushed=state.tokens_pushed,
-        tokens_merged=state.tokens_merged,
-        rounds_merged=state.rounds_merged,
-        rounds_abandoned=state.rounds_abandoned,
-    )

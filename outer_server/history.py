@@ -190,8 +190,7 @@ def data_account(run: Path) -> Account:
 
     for each in events(run, at_hole):
         if not each.is_bare:
-            # at_hole empties it on the way.
-            told.append((each.record.event, each.reply, each.effects))  # noqa: PERF401
+            told.append((each.record.event, each.reply, each.effects))  # noqa: PERF401  at_hole empties it on the way
     return account(told, begin)
 
 

@@ -19,7 +19,7 @@ from fragments.records import (
     Version,
     Welcome,
 )
-from outer_server.core.state import ContributionMeta, MergeOrder, SlotClock
+from outer_server.core.state import ContributionMeta, MergeOrder, RunState, SlotClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,21 @@ class Point:
     tokens_merged: int
     rounds_merged: int
     rounds_abandoned: int
+
+    @staticmethod
+    def of(snapshot: str, state: RunState) -> Point:
+        """What a snapshot of that name says of `state`."""
+        return Point(
+            snapshot=snapshot,
+            fragments=tuple((fragment.version, fragment.digest) for fragment in state.fragments),
+            slots=state.slots,
+            global_step=state.global_step,
+            tokens_trained=state.tokens_trained,
+            tokens_pushed=state.tokens_pushed,
+            tokens_merged=state.tokens_merged,
+            rounds_merged=state.rounds_merged,
+            rounds_abandoned=state.rounds_abandoned,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,11 @@ def adopted(state: RunState, event: HasAdopted, now_s: float) -> tuple[RunState,
     told = event.adopted
     if not 0 <= told.fragment < len(state.fragments) or told.version.epoch < state.epoch:
         return state, []
-    is_sane = len(told.digest) <= MAX_TEXT and 0 <= told.at_step <= MAX_STEPS
-    is_sane = is_sane and told.version.epoch <= state.epoch + MAX_EPOCHS_AHEAD
+    is_sane = (
+        len(told.digest) <= MAX_TEXT
+        and 0 <= told.at_step <= MAX_STEPS
+        and told.version.epoch <= state.epoch + MAX_EPOCHS_AHEAD
+    )
     if state.learners[event.learner].role is not Role.LEARNER or not is_sane:
         return state, []
     fragment = state.fragments[told.fragment]

@@ -30,8 +30,8 @@ def resume(
     """`state` as loaded, made ready to go on under a new server generation.
 
     Open rounds end, and what had arrived for them waits for the next. Times
-    start afresh at 0: every live lease runs anew, so learners that reconnect
-    within it need not join again, and so does the time of an eviction.
+    start afresh at 0: every live lease runs anew, so that nobody is lost who comes
+    back within it, and so does the time of an eviction.
 
     A larger `epoch` says that the snapshot may be older than what was published:
     every base is void, and what was trained since counts neither for the run nor for its

@@ -261,7 +261,7 @@ def test_what_is_kept_by_adopting_is_in_no_answer_that_is_made_again() -> None:
     """With "rebase" all progress since the first answer goes out with the next base's."""
     ask = Ask(0, Version(1, 0))
     for mode, cursor_to in (("rebase", 1), ("overwrite", 9), ("alpha", 9)):
-        island = _island(AdoptionSettings(mode=mode))  # type: ignore[arg-type]  # one of its literals
+        island = _island(AdoptionSettings.model_validate({"mode": mode}))
         first = island.answer(ask)
         assert isinstance(first, Contribution)
         _trained_on(island, 9)

@@ -125,9 +125,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.stop()
 
 
-def _learner(site: Site, name: str) -> Learner:
+def _learner(site: Site, name: str, program: TinyProgram | None = None) -> Learner:
     link = AwayLink(site)
-    return Learner(name, TinyProgram(), link, link.describe(), pace_s=0.004)
+    return Learner(name, program or TinyProgram(), link, link.describe(), pace_s=0.004)
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -208,11 +208,7 @@ def test_nobody_stops_while_the_server_is_away_for_longer_than_a_lease(tmp_path:
     server = site.start()
     programs = [Counted(), Counted()]
     with ThreadPoolExecutor(2) as pool:
-        links = [AwayLink(site), AwayLink(site)]
-        learners = [
-            Learner(name, program, link, link.describe(), pace_s=0.004)
-            for name, program, link in zip("ab", programs, links, strict=True)
-        ]
+        learners = [_learner(site, n, p) for n, p in zip("ab", programs, strict=True)]
         ends = [pool.submit(learner.run, threading.Event()) for learner in learners]
         _until(lambda: server.status().rounds_merged >= 10)
         site.stop()
@@ -236,11 +232,7 @@ def test_what_is_trained_while_the_server_is_away_comes_into_the_weights(tmp_pat
     server = site.start()
     programs = [Counted(), Counted()]
     with ThreadPoolExecutor(2) as pool:
-        links = [AwayLink(site), AwayLink(site)]
-        learners = [
-            Learner(name, program, link, link.describe(), pace_s=0.004)
-            for name, program, link in zip("ab", programs, links, strict=True)
-        ]
+        learners = [_learner(site, n, p) for n, p in zip("ab", programs, strict=True)]
         ends = [pool.submit(learner.run, threading.Event()) for learner in learners]
         _until(lambda: server.status().rounds_merged >= 10)
         site.has_no_way_up.set()

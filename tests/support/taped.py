@@ -56,18 +56,7 @@ class Taped(Run):
 
     def point(self, name: str) -> Point:
         """What a snapshot of this name says of now."""
-        state = self.state
-        return Point(
-            snapshot=name,
-            fragments=tuple((fragment.version, fragment.digest) for fragment in state.fragments),
-            slots=state.slots,
-            global_step=state.global_step,
-            tokens_trained=state.tokens_trained,
-            tokens_pushed=state.tokens_pushed,
-            tokens_merged=state.tokens_merged,
-            rounds_merged=state.rounds_merged,
-            rounds_abandoned=state.rounds_abandoned,
-        )
+        return Point.of(name, self.state)
 
     def roll_back(self, point: Point) -> None:
         assert isinstance(self.tell(RollBack(point, self.state.epoch + 1, "")), Answered)
