@@ -1,9 +1,10 @@
 """Places on this machine that are joined by thin links: network namespaces of the Linux kernel.
 
 Each site has a network stack of its own, one address, and one device whose traffic the kernel holds
-to a rate in both directions; all devices are joined by a switch in a namespace of its own. What
-runs at a site is an ordinary process with ordinary TCP, so that any program can be measured there.
-There is no way out of it, and nothing of the machine's own network is touched.
+to a rate in both directions; all devices are joined by a switch in a namespace of its own, directly
+or over a delay line (`harness.delayline`). What runs at a site is an ordinary process with ordinary
+TCP, so that any program can be measured there. There is no way out of it, and nothing of the
+machine's own network is touched.
 
 A namespace has no name and no file: it lives as long as a process is in it. The one that holds it
 ends when whoever made the sites does, in whatever way, so the kernel removes all of it then.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fragments.errors import SettingsError
+from harness.environment import child_environment, module
 from harness.shaping import shape_words
 
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
@@ -50,6 +52,7 @@ def why_no_sites() -> str:
 class _Site:
     number: int
     holder: subprocess.Popen[bytes]
+    is_delayed: bool
 
     @property
     def address(self) -> str:
@@ -57,22 +60,29 @@ class _Site:
 
     @property
     def port(self) -> str:
-        """The switch's end of its link."""
+        """The far end of its device, which shapes what the site receives."""
         return f"port{self.number}"
+
+    @property
+    def at_switch(self) -> str:
+        """The device at the switch: that one, or, beyond a delay line, one of its own."""
+        return f"line{self.number}" if self.is_delayed else self.port
 
 
 class Sites:
     """Sites of the given names, all of whose links are open at first. A context manager.
 
-    Not thread-safe. The processes at a site must be ended by whoever started them, before this is.
+    `delay_ms`: from any site to any other, one way; half of it on the link of each. Not
+    thread-safe. The processes at a site must be ended by whoever started them, before this is.
 
     Raises:
         SettingsError: where sites cannot be made; the message says why.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = list(names)
+    def __init__(self, names: Iterable[str], delay_ms: float = 0.0) -> None:
+        self._names, self._link_delay_s = list(names), delay_ms / 2000
         self._sites: dict[str, _Site] = {}
+        self._delay_lines: list[subprocess.Popen[bytes]] = []
         self._switch: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Sites:
@@ -110,11 +120,11 @@ class Sites:
 
     def cut(self, name: str) -> None:
         """Nothing comes or goes any more, and nobody is told."""
-        self._at_switch("ip", "link", "set", self._sites[name].port, "nomaster")
+        self._at_switch("ip", "link", "set", self._sites[name].at_switch, "nomaster")
 
     def mend(self, name: str) -> None:
         """The end of a cut."""
-        self._at_switch("ip", "link", "set", self._sites[name].port, "master", _SWITCH)
+        self._at_switch("ip", "link", "set", self._sites[name].at_switch, "master", _SWITCH)
 
     def carried_bytes(self, name: str) -> tuple[int, int]:
         """Bytes that the site has sent and received so far, with most headers."""
@@ -126,12 +136,25 @@ class Sites:
     def _add(self, name: str, number: int) -> None:
         address = f"{_NETWORK}.{number}"
         holder = _hold(address)
-        site = self._sites[name] = _Site(number, holder)
+        site = self._sites[name] = _Site(number, holder, self._link_delay_s > 0)
         peer = ("peer", "name", _DEVICE, "netns", str(holder.pid))
         self._at_switch("ip", "link", "add", site.port, "type", "veth", *peer)
-        self._at_switch("ip", "link", "set", site.port, "master", _SWITCH, "up")
+        self._at_switch("ip", "link", "set", site.port, "up")
+        if site.is_delayed:
+            self._delay(site)
+        self._at_switch("ip", "link", "set", site.at_switch, "master", _SWITCH, "up")
         self._at_site(name, "ip", "address", "add", f"{address}/24", "dev", _DEVICE)
         self._at_site(name, "ip", "link", "set", _DEVICE, "up")
+
+    def _delay(self, site: _Site) -> None:
+        """Begins the delay line between the site's device and the one at the switch."""
+        assert self._switch is not None
+        end = f"end{site.number}"
+        self._at_switch("ip", "link", "add", site.at_switch, "type", "veth", "peer", "name", end)
+        self._at_switch("ip", "link", "set", end, "up")
+        words = module("harness.delayline", site.port, end, str(self._link_delay_s))
+        line = _started([*_inside(self._switch), *words])
+        self._delay_lines.append(line)
 
     def _at_switch(self, *words: str) -> None:
         assert self._switch is not None
@@ -142,13 +165,13 @@ class Sites:
 
     def _close(self) -> None:
         holders = [site.holder for site in self._sites.values()]
-        for holder in [*holders, *([self._switch] if self._switch else [])]:
-            assert holder.stdin is not None
-            holder.stdin.close()
-            holder.wait(_CALL_S)
-            if holder.stdout is not None:
-                holder.stdout.close()
-        self._sites, self._switch = {}, None
+        for each in [*self._delay_lines, *holders, *([self._switch] if self._switch else [])]:
+            assert each.stdin is not None
+            assert each.stdout is not None
+            each.stdin.close()
+            each.wait(_CALL_S)
+            each.stdout.close()
+        self._sites, self._delay_lines, self._switch = {}, [], None
 
 
 def _hold(host_name: str) -> subprocess.Popen[bytes]:
@@ -157,14 +180,20 @@ def _hold(host_name: str) -> subprocess.Popen[bytes]:
     The host name is in a namespace too: programs that look up their own (Gloo) find the address.
     """
     work = f"echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up && echo && exec cat"
-    argv = ["unshare", "--net", "--uts", "--", "sh", "-c", work]
+    return _started(["unshare", "--net", "--uts", "--", "sh", "-c", work])
+
+
+def _started(argv: list[str]) -> subprocess.Popen[bytes]:
+    """A process that has said a line on its stdout, and ends when its stdin does."""
     pipe = subprocess.PIPE
-    holder = subprocess.Popen(argv, stdin=pipe, stdout=pipe, start_new_session=True)
-    assert holder.stdout is not None
-    if not holder.stdout.readline():
-        holder.wait(_CALL_S)
+    started = subprocess.Popen(
+        argv, stdin=pipe, stdout=pipe, start_new_session=True, env=child_environment()
+    )
+    assert started.stdout is not None
+    if not started.stdout.readline():
+        started.wait(_CALL_S)
         raise SettingsError("a network namespace could not be made; what is above says why")
-    return holder
+    return started
 
 
 def _inside(holder: subprocess.Popen[bytes]) -> tuple[str, ...]:

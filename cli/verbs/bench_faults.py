@@ -54,6 +54,12 @@ class BenchFaultsSettings(MeasureSettings):
         description="Mbit/s of each learner's link, each way, for all three ways to train; takes"
         " root (default: loopback)",
     )
+    delay_ms: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="of that link, one way; with --rate-mbit",
+    )
 
 
 def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
@@ -66,6 +72,8 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
         mtbfs_s = ()
     if not mtbfs_s or not all(0 < each < 1e9 for each in mtbfs_s):
         raise SettingsError(f"--mtbf-s {settings.mtbf_s}: give seconds, such as 400,180,80")
+    if settings.delay_ms and settings.rate_mbit is None:
+        raise SettingsError("--delay-ms: give --rate-mbit too, such as 1000")
     return FaultRatesPlan(
         out=out,
         mtbfs_s=mtbfs_s,
@@ -78,6 +86,7 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
         seed=settings.seed,
         seeds=settings.seeds,
         rate_mbit=settings.rate_mbit,
+        delay_ms=settings.delay_ms,
     )
 
 

@@ -24,6 +24,9 @@ class BenchLinksSettings(MeasureSettings):
         default=(1000.0, 100.0, 50.0, 20.0, 10.0, 5.0),
         description="rates of the links in Mbit/s (10^6 bits), from the widest to the thinnest",
     )
+    delay_ms: float = Field(
+        default=0.0, ge=0, le=1000, description="from any site to any other, one way"
+    )
     learners: int = Field(default=2, ge=2, le=8, description="learners, each at a site of its own")
     pace_s: float = Field(
         default=0.09, gt=0, le=10, description="seconds that the computing of a step is given"
@@ -56,6 +59,7 @@ def run(settings: BenchLinksSettings) -> None:
             out=out,
             learners=settings.learners,
             rates_mbit=settings.rates_mbit,
+            delay_ms=settings.delay_ms,
             pace_s=settings.pace_s,
             sync_interval=settings.sync_interval,
             fragments=settings.fragments,
@@ -98,7 +102,8 @@ VERB = Verb(
     examples=(
         "examples:\n"
         "  diloco bench links --out runs/links\n"
-        "  diloco bench links --rates-mbit 1000 10 --window-s 10 --json\n\n"
+        "  diloco bench links --rates-mbit 1000 10 --window-s 10 --json\n"
+        "  diloco bench links --rates-mbit 1000 100 10 --delay-ms 40\n\n"
         "exit codes: 1 the claim does not hold, 2 no namespaces can be made here"
     ),
     settings=BenchLinksSettings,

@@ -38,6 +38,7 @@ class FaultRatesPlan:
     data-parallel ones, which take as long as Decoupled DiLoCo. `restart_s`: from a repair to the
     next step, for all of them. `seeds`: schedules at each rate, from `seed` on. `rate_mbit`: what
     the link of each learner carries each way, for all of them; None for this machine's loopback.
+    `delay_ms`: of those links, one way: to the server, and from any worker to any other.
     """
 
     out: Path
@@ -51,6 +52,7 @@ class FaultRatesPlan:
     seed: int = 1
     seeds: int = 1
     rate_mbit: float | None = None
+    delay_ms: float = 0.0
     wall_limit_s: float = 3600.0
 
     def undisturbed(self) -> ChaosPlan:
@@ -67,7 +69,7 @@ class FaultRatesPlan:
             tokens=self.tokens,
             checkpoint_every_s=self.checkpoint_every_s,
             restart_s=self.restart_s,
-            link=LinkShape(self.rate_mbit) if self.rate_mbit else CLEAR,
+            link=LinkShape(self.rate_mbit, self.delay_ms / 1000) if self.rate_mbit else CLEAR,
         )
 
     def decoupled(self, mtbf_s: float, seed: int) -> ChaosPlan:

@@ -31,7 +31,10 @@ def report(result: FaultRatesResult) -> str:
 
 
 def _over(result: FaultRatesResult) -> str:
-    return f" over links of {result.rate_mbit:g} Mbit/s" if result.rate_mbit else ""
+    if not result.rate_mbit:
+        return ""
+    far = f" and {result.delay_ms:g} ms" if result.delay_ms else ""
+    return f" over links of {result.rate_mbit:g} Mbit/s{far}"
 
 
 def _about(result: FaultRatesResult) -> str:
@@ -54,7 +57,8 @@ def _links(result: FaultRatesResult) -> str:
     if not result.rate_mbit:
         return ""
     return (
-        f" Each learner is behind a link of {result.rate_mbit:g} Mbit/s each way: a relay in user"
+        f" Each learner is behind a link of {result.rate_mbit:g} Mbit/s each way"
+        f"{f' and {result.delay_ms:g} ms one way' if result.delay_ms else ''}: a relay in user"
         " space before the outer server, a device of the kernel's between the workers of the"
         " data-parallel job, which counts TCP/IP's headers, some 4%, and has TCP find its rate."
     )

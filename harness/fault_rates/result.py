@@ -103,6 +103,7 @@ class FaultRatesResult(BaseModel):
     rate_mbit: float | None = Field(
         default=None, description="Mbit/s of each learner's link, each way; null: not bounded"
     )
+    delay_ms: float = Field(default=0.0, description="of that link, one way")
     goodput_bound: float = GOODPUT_BOUND
     loss_bound: float = LOSS_BOUND
     falls_short: tuple[str, ...] = Field(description="a sentence for each figure that is not met")

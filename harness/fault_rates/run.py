@@ -54,6 +54,7 @@ class FaultRatesBench:
             restart_s=plan.restart_s,
             checkpoint_s=plan.checkpoint_every_s,
             rate_mbit=plan.rate_mbit,
+            delay_ms=plan.delay_ms,
             falls_short=tuple(falls_short(undisturbed, runs, is_thin=bool(plan.rate_mbit))),
         )
 
@@ -88,7 +89,7 @@ class FaultRatesBench:
         if not self.plan.rate_mbit:
             yield Here()
             return
-        with Sites(job.sites) as sites:
+        with Sites(job.sites, self.plan.delay_ms) as sites:
             for name in job.sites:
                 sites.shape(name, self.plan.rate_mbit)
             yield sites

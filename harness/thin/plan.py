@@ -31,7 +31,8 @@ the pace stands for hardware on which they are more."""
 class ThinPlan:
     """What to measure: `learners` sites and the server's, all with the same link.
 
-    `rates_mbit` go from the widest to the thinnest. `pace_s` is the time that a step's computing is
+    `rates_mbit` go from the widest to the thinnest. `delay_ms`: from any site to any other, one
+    way. `pace_s` is the time that a step's computing is
     given, by both. A window lasts `window_s`, and at least `least_steps` of data-parallel training.
 
     Raises:
@@ -41,6 +42,7 @@ class ThinPlan:
     out: Path
     learners: int = 2
     rates_mbit: tuple[float, ...] = RATES_MBIT
+    delay_ms: float = 0.0
     pace_s: float = PACE_S
     sync_interval: int = 24
     fragments: int = 8

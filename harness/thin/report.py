@@ -32,11 +32,16 @@ def _what(result: ThinResult) -> str:
     return (
         f"{result.learners} learners with {count_text(result.parameters)} parameters and"
         f" {result.tokens_per_step} tokens a step, whose computing takes {result.pace_s:g} s; every"
-        " site, the server's too, has one link of the rate in the table, both ways. Decoupled:"
+        f" site, the server's too, has one link of the rate in the table, both ways{_far(result)}."
+        " Decoupled:"
         f" H = {result.sync_interval_steps}, {result.fragments} fragments, {result.codec}."
         " Data-parallel exchanges gradients at 16 bits a value in every step. What is done,"
         " `diloco bench links --help` says."
     )
+
+
+def _far(result: ThinResult) -> str:
+    return f"; any two are {result.delay_ms:g} ms apart, one way" if result.delay_ms else ""
 
 
 def _claim(result: ThinResult) -> str:
@@ -96,7 +101,8 @@ def _real(result: ThinResult) -> str:
         " journal; gRPC, Gloo, TCP and the kernel's shaping (token buckets in network namespaces);"
         " bytes, as the kernel counts them at the sites' devices.\n"
         f"Modelled: that computing a step takes {result.pace_s:g} s. Both compute less and sleep"
-        " for the rest, so that not this machine's cores are compared. Links have no delay and lose"
+        " for the rest, so that not this machine's cores are compared. Links have"
+        f" {'that' if result.delay_ms else 'no'} delay and lose"
         " only what their queue has no room for. Utilisation is that time over the mean step."
         " *Merged* leaves out the steps between an answer and the adoption of what came of it."
         " *Exchange hidden* is computed: a step of data-parallel would take the longer of computing"

@@ -73,6 +73,7 @@ class ThinResult(_Record):
     pace_s: float = Field(description="what a step takes on the hardware that is stood for")
     sync_interval_steps: int
     fragments: int
+    delay_ms: float = Field(default=0.0, description="from any site to any other, one way")
     codec: str
     window_s: float
     data_parallel: tuple[DataParallelPoint, ...]

@@ -56,7 +56,7 @@ class ThinBench:
             DilocoError: when a process ended that should not, or something took too long.
         """
         plan = self.plan
-        with Sites((SERVER, *plan.names)) as sites:
+        with Sites((SERVER, *plan.names), plan.delay_ms) as sites:
             self.tell(f"data-parallel training begins at {plan.learners} sites")
             parallel = _DataParallel(plan, sites, self.stop, self.tell).run()
             self.tell("Decoupled DiLoCo begins at the same sites, the server at one of its own")
@@ -69,6 +69,7 @@ class ThinBench:
             pace_s=plan.pace_s,
             sync_interval_steps=plan.sync_interval,
             fragments=spec.fragments,
+            delay_ms=plan.delay_ms,
             codec=f"{spec.codec.kind}, c = {spec.codec.step_fraction_up:g}",
             window_s=plan.window_s,
             data_parallel=parallel,

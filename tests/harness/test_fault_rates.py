@@ -60,6 +60,10 @@ def test_all_runs_of_a_schedule_differ_in_nothing_but_how_they_train(tmp_path: P
     thin = plan_of(BenchFaultsSettings(mtbf_s="30", rate_mbit=2), tmp_path)
     for each in (thin.undisturbed(), thin.decoupled(30.0, 1), thin.synchronous(30.0, 1)):
         assert each.link == LinkShape(rate_mbit=2)
+    far = plan_of(BenchFaultsSettings(mtbf_s="30", rate_mbit=2, delay_ms=40), tmp_path)
+    assert far.decoupled(30.0, 1).link == LinkShape(rate_mbit=2, delay_s=0.04)
+    with pytest.raises(SettingsError, match="--delay-ms: give --rate-mbit too"):
+        plan_of(BenchFaultsSettings(delay_ms=40), tmp_path)
 
 
 def test_how_long_it_takes_is_told_before(tmp_path: Path) -> None:
@@ -238,6 +242,9 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
     assert "- this" in told
     assert "over loopback" in told
     thin = result.model_copy(update={"rate_mbit": 2.0})
-    assert report(thin).startswith("# Faults at 2 rates over links of 2 Mbit/s")
+    assert report(thin).startswith("# Faults at 2 rates over links of 2 Mbit/s\n")
+    far = report(thin.model_copy(update={"delay_ms": 40.0}))
+    assert far.startswith("# Faults at 2 rates over links of 2 Mbit/s and 40 ms\n")
+    assert "behind a link of 2 Mbit/s each way and 40 ms one way: a relay" in far
     draw(thin, tmp_path / "faults.png")
     assert (tmp_path / "faults.png").read_bytes().startswith(b"\x89PNG")

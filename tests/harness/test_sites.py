@@ -52,7 +52,7 @@ else:
 MAKE = """
 import sys
 from harness.sites import Sites
-with Sites(["one", "two"]) as sites:
+with Sites(["one", "two"], delay_ms=2) as sites:
     print(*(word for name in ("one", "two") for word in sites.words(name) if word.isdigit()))
     sys.stdout.flush()
     sys.stdin.read()
@@ -66,6 +66,29 @@ def sites() -> Iterator[Sites]:
         yield made
 
 
+ECHO = f"""
+import socket
+server = socket.create_server(("", {PORT}))
+print("ready", flush=True)
+near, _ = server.accept()
+while data := near.recv(1):
+    near.sendall(data)
+"""
+TALK = f"""
+import socket, sys, time
+far = socket.create_connection((sys.argv[1], {PORT}), timeout=60)
+far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+took_s = []
+for _ in range(9):
+    began_s = time.monotonic()
+    far.sendall(b"x")
+    assert far.recv(1) == b"x"
+    took_s.append(time.monotonic() - began_s)
+print(min(took_s))
+"""
+DELAY_MS = 20.0
+
+
 def _start(sites: Sites, name: str, code: str, *words: str) -> subprocess.Popen[str]:
     argv = [*sites.words(name), sys.executable, "-c", code, *words]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -77,8 +100,8 @@ def _told(process: subprocess.Popen[str]) -> str:
     return out.strip()
 
 
-def _listening(sites: Sites, name: str) -> subprocess.Popen[str]:
-    process = _start(sites, name, RECEIVE)
+def _listening(sites: Sites, name: str, code: str = RECEIVE) -> subprocess.Popen[str]:
+    process = _start(sites, name, code)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -106,6 +129,41 @@ def test_a_link_can_be_reshaped(sites: Sites) -> None:
         took_s = float(_told(_start(sites, "one", SEND, sites.address("two"))))
         _told(listening)
         assert (took_s >= 2 * 8 * NUM_BYTES / (RATE_MBIT * 1e6)) == (rate_mbit < RATE_MBIT)
+
+
+@pytest.fixture
+def far_sites() -> Iterator[Sites]:
+    require_sites()
+    with Sites(["one", "two"], delay_ms=DELAY_MS) as made:
+        yield made
+
+
+def test_a_round_trip_between_sites_takes_twice_their_delay(far_sites: Sites) -> None:
+    listening = _listening(far_sites, "two", ECHO)
+    round_trip_s = float(_told(_start(far_sites, "one", TALK, far_sites.address("two"))))
+    _told(listening)
+    assert 2 * DELAY_MS / 1000 <= round_trip_s < 6 * DELAY_MS / 1000
+
+
+def test_a_delay_takes_nothing_from_the_rate(far_sites: Sites) -> None:
+    """A stream that many round trips would be too slow for, over a thin link and an open one."""
+    for rate_mbit in (RATE_MBIT, 50 * RATE_MBIT):
+        far_sites.shape("one", rate_mbit)
+        listening = _listening(far_sites, "two")
+        took_s = float(_told(_start(far_sites, "one", SEND, far_sites.address("two"))))
+        assert _told(listening) == str(NUM_BYTES)
+        ideal_s = 8 * NUM_BYTES / (rate_mbit * 1e6)
+        # A few round trips until TCP has found the rate.
+        assert ideal_s <= took_s < 8 * ideal_s + 20 * DELAY_MS / 1000
+
+
+def test_what_is_far_can_be_cut_off(far_sites: Sites) -> None:
+    listening = _listening(far_sites, "two")
+    far_sites.cut("one")
+    assert _told(_start(far_sites, "one", DIAL, far_sites.address("two"), "0.3")) == "TimeoutError"
+    far_sites.mend("one")
+    assert _told(_start(far_sites, "one", DIAL, far_sites.address("two"), "30")) == "connected"
+    assert _told(listening) == "0"
 
 
 def test_what_is_cut_off_is_reached_again_when_mended(sites: Sites) -> None:
