@@ -7,9 +7,10 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -72,14 +73,18 @@ class Disk(Protocol):
 
 
 class RealFile:
-    """A `DiskFile` of the operating system."""
+    """A `DiskFile` of the operating system. It holds nothing back: what finds no room is refused
+    when it is written, and nothing is left to be written when the file is closed.
+    """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: FileIO) -> None:
         self._file = file
 
     def write(self, data: bytes | memoryview) -> None:
         """See `DiskFile`."""
-        self._file.write(data)
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[self._file.write(rest) :]
 
     def seek(self, offset: int) -> None:
         """See `DiskFile`."""
@@ -87,7 +92,6 @@ class RealFile:
 
     def sync(self) -> None:
         """See `DiskFile`."""
-        self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -111,7 +115,7 @@ class RealDisk:
 
     def open(self, path: Path) -> RealFile:
         """See `Disk`."""
-        return RealFile(path.open("wb"))
+        return RealFile(path.open("wb", buffering=0))
 
     def make_directory(self, path: Path) -> None:
         """See `Disk`."""

@@ -81,7 +81,11 @@ class TensorWriter:
             self._sums.append(None)
             start += sum(tensor.num_bytes for tensor in piece)
         self._file = disk.open(path)
-        self._file.write(header)
+        try:
+            self._file.write(header)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> TensorWriter:
         return self

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from fragments.errors import BusyError, StorageError
+from fragments.errors import BusyError, RunDirectoryError, StorageError
 from fragments.payload import Payload
 from fragments.records import Answered, ContributionKey, Goodbye, Lease, Phase, Receipt, Welcome
 from outer_server.core import membership
@@ -191,16 +191,18 @@ class Engine:
         self._began_s = self._clock()
         self._thread.start()
 
-    def stop(self, reason: str) -> None:
-        """Open no more rounds, park the open ones, say goodbye, write a last snapshot.
+    def stop(self, reason: str) -> bool:
+        """Open no more rounds, park the open ones, say goodbye, write a last snapshot. Whether that
+        has it all.
 
-        After a fault nothing is written: the last snapshot is the last good one.
+        After a fault nothing is written: the last snapshot is the last good one. Where it cannot be
+        written nothing is lost if there is a journal; if there is none, RunDirectoryError.
         """
         if self.failed.is_set():
             self._merger.shutdown(wait=True)
             self._saver.close()
             self._journal.close()
-            return
+            return False
         # A disk that takes nothing, or an engine that is behind, does not keep it from ending.
         with contextlib.suppress(StorageError, BusyError, TimeoutError):
             self.call(Drain(reason))
@@ -211,10 +213,20 @@ class Engine:
         self._saver.refuse(BusyError("the server is stopping: it writes a snapshot by itself"))
         self._holdings.send(None, Goodbye(None, reason))
         try:
-            if not self.failed.is_set():
-                self._save(self._snapshot(self._state, self._journal.position))
+            return not self.failed.is_set() and self._save_last()
         finally:
             self._journal.close()
+
+    def _save_last(self) -> bool:
+        position = self._journal.position
+        try:
+            self._save(self._snapshot(self._state, position))
+        except RunDirectoryError as error:
+            if position is None:
+                raise
+            _log.error("snapshot_failed", reason=str(error), kept="the journal has it all")
+            return False
+        return True
 
     def _end(self) -> None:
         """Let the engine's thread handle what waits, and end."""

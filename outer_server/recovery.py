@@ -267,7 +267,12 @@ def _missing(record: ServerRecord, restored: Restored, state: RunState) -> str:
 
 
 def stopped(directory: RunDirectory, epoch: int) -> None:
-    """Note, after the last snapshot, that nothing was left unsaved."""
+    """Note, after the last snapshot, that nothing was left unsaved; where that cannot be noted, the
+    next start takes the stop for a crash.
+    """
     record = directory.record()
     newest = numbered(directory.snapshots)[-1].name
-    directory.write_record(replace(record, epoch=epoch, clean=True, snapshot=newest))
+    try:
+        directory.write_record(replace(record, epoch=epoch, clean=True, snapshot=newest))
+    except OSError as error:
+        _log.error("stop_not_noted", reason=str(error))

@@ -121,8 +121,7 @@ class OuterServer:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._engine.stop(self.admin.stop_reason or "the server is stopping")
-            if not self.failed:
+            if self._engine.stop(self.admin.stop_reason or "the server is stopping"):
                 stopped(self._directory, self._engine.state.epoch)
         finally:
             self._directory.__exit__(kind, error, traceback)
@@ -274,7 +273,7 @@ class OuterServer:
             traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}
             tokens_per_s = self._pace.look(state, now_s)
         found = status.run_status(state, self._directory.layout, traffic, now_s, tokens_per_s)
-        return replace(found, stalled=self._engine.stalled)
+        return replace(found, stalled=self._engine.stalled or self._journal.trouble)
 
     def _check(self, lease: Lease) -> None:
         refusal = membership.check_lease(self._engine.state, lease.learner, lease.token)

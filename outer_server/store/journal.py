@@ -56,6 +56,10 @@ class Journal(Protocol):
     def position(self) -> int | None:
         """Number of the newest event; None where none are kept."""
 
+    @property
+    def trouble(self) -> str:
+        """Why a contribution could not be stored lately, in a sentence; "" if all could."""
+
     def kept(self, payload: Payload) -> AbstractContextManager[Stored | None]:
         """Store a contribution's bytes, durably; they stay while this context lasts, and beyond
         where an event names them by then. Raises StorageError.
@@ -76,6 +80,7 @@ class NoJournal:
     """Keeps nothing: an unclean stop goes back to the newest snapshot."""
 
     position: int | None = None
+    trouble: str = ""
 
     def kept(self, payload: Payload) -> AbstractContextManager[Stored | None]:
         """See `Journal`."""
@@ -112,6 +117,11 @@ class DurableJournal:
     def position(self) -> int:
         """See `Journal`."""
         return self._tape.last
+
+    @property
+    def trouble(self) -> str:
+        """See `Journal`."""
+        return self._files.trouble
 
     @contextmanager
     def kept(self, payload: Payload) -> Iterator[Stored]:

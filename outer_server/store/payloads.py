@@ -31,7 +31,9 @@ class Place:
 
 
 class _Segment:
-    """A file that is being added to. `synced`: how many of its bytes are durable."""
+    """A file that is being added to. `synced`: how many of its bytes are durable. `is_broken`: no
+    more will be. `is_retired`: nobody adds to it any more.
+    """
 
     def __init__(self, number: int, file: DiskFile) -> None:
         self.number = number
@@ -39,6 +41,12 @@ class _Segment:
         self.end = 0
         self.synced = 0
         self.is_broken = False
+        self.is_retired = False
+
+    def close_if_done(self) -> None:
+        """Once nobody needs it; whoever calls holds the lock of those who sync."""
+        if self.is_retired and (self.is_broken or self.synced == self.end):
+            self.file.close()
 
 
 class PayloadFiles:
@@ -55,6 +63,12 @@ class PayloadFiles:
         self._current: _Segment | None = None
         self._next = max(_numbers(directory), default=0) + 1
         self._pinned: Counter[int] = Counter()
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the last payload could not be stored, in a sentence; "" if it could."""
+        return self._trouble
 
     @contextmanager
     def kept(self, data: bytes) -> Iterator[Place]:
@@ -73,9 +87,10 @@ class PayloadFiles:
                 segment.end += len(data)
                 self._pinned[segment.number] += 1
         except OSError as error:
-            raise StorageError(_sentence(error)) from error
+            raise self._failed(error) from error
         try:
             self._sync(segment, place.start + place.num_bytes)
+            self._trouble = ""
             yield place
         finally:
             with self._lock:
@@ -111,15 +126,24 @@ class PayloadFiles:
     def _segment(self) -> _Segment:
         segment = self._current
         if segment is not None and (segment.is_broken or segment.end >= self._file_bytes):
-            self._current = None
-            if segment.synced == segment.end:
-                segment.file.close()
+            self._retire(segment)
         if self._current is None:
             number, self._next = self._next, self._next + 1
             file = self._disk.open(self._path(number))
             self._disk.sync_directory(self._directory)
             self._current = _Segment(number, file)
         return self._current
+
+    def _retire(self, segment: _Segment) -> None:
+        """Add to another from here on."""
+        self._current = None
+        with self._sync_lock:
+            segment.is_retired = True
+            segment.close_if_done()
+            is_useless = segment.is_broken and segment.synced == 0
+        if is_useless:
+            # Or a full disk would come to have one for each that it refused.
+            self._disk.remove(self._path(segment.number))
 
     def _sync(self, segment: _Segment, until: int) -> None:
         """Make the segment durable up to a byte; who comes second finds it done."""
@@ -134,8 +158,15 @@ class PayloadFiles:
             except OSError as error:
                 # What a failed sync has dropped, the next one would not write: never trust it.
                 segment.is_broken = True
-                raise StorageError(_sentence(error)) from error
-            segment.synced = end
+                raise self._failed(error) from error
+            else:
+                segment.synced = end
+            finally:
+                segment.close_if_done()
+
+    def _failed(self, error: OSError) -> StorageError:
+        self._trouble = _sentence(error)
+        return StorageError(self._trouble)
 
 
 def _numbers(directory: Path) -> list[int]:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fragments.errors import BusyError, RunDirectoryError
 from fragments.records import (
@@ -89,6 +90,14 @@ def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_the_old_ones(
 
     spec = tiny_spec()
     create_run(tmp_path / "run", spec, *tiny_birth(spec))
-    with pytest.raises(RunDirectoryError, match="room"), OuterServer(tmp_path / "run"):
+    with (
+        pytest.raises(RunDirectoryError, match="room"),
+        OuterServer(tmp_path / "run", keep_journal=False),
+    ):
         monkeypatch.setattr(TensorWriter, "write", full)
+    with capture_logs() as logs, OuterServer(tmp_path / "run", take_over=True):
+        monkeypatch.setattr(TensorWriter, "write", full)
+    (failed,) = (entry for entry in logs if entry["event"] == "snapshot_failed")
+    assert "room" in failed["reason"]
+    assert failed["kept"] == "the journal has it all"
     assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["000000"]
