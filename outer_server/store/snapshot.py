@@ -306,7 +306,8 @@ def _state_json(state: RunState) -> str:
     It is read back at once: ValueError now, rather than a snapshot that cannot
     be read when it is needed.
     """
-    text = json.dumps(_STATE.dump_python(state, mode="json"), indent=1)
+    # Sets in order, or the same state would be other text in another process.
+    text = json.dumps(_STATE.dump_python(state), default=sorted, indent=1)
     _state_from_json(text, state.spec)
     return text
 

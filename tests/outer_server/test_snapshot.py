@@ -6,6 +6,7 @@ import json
 import threading
 import tracemalloc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -18,7 +19,7 @@ from fragments.disk import REAL_DISK
 from fragments.errors import RunDirectoryError
 from fragments.layout import Layout, TensorSpec, build_layout
 from fragments.tensors import Tensor, TensorWriter, check
-from outer_server.core.state import new_state
+from outer_server.core.state import Round, new_state
 from outer_server.core.step import FragmentParameters
 from outer_server.parameters import Parameters
 from outer_server.store import snapshot
@@ -209,3 +210,16 @@ def test_nobody_waits_for_a_snapshot_that_failed() -> None:
     with pytest.raises(OSError, match="space"):
         unwritten.write(broken)
     assert unwritten.wait_written(1, 0.0)
+
+
+def test_the_text_of_a_state_does_not_depend_on_the_process() -> None:
+    """Where a set begins is chosen anew in each process, and a replay compares states."""
+    names = [f"learner-{number}" for number in range(12)]
+    state = new_state(tiny_spec(), ["", ""], generation=1)
+    begun = Round(0, 0, 0.0, 0, tuple(names), frozenset(names), frozenset(names))
+    first = replace(state.fragments[0], round=begun)
+    state = replace(state, fragments=(first, *state.fragments[1:]))
+    text = snapshot._state_json(state)
+    written = json.loads(text)["fragments"][0]["round"]
+    assert written["answered"] == written["declined"] == sorted(names)
+    assert snapshot._state_from_json(text, state.spec) == state
