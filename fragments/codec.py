@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, UInt16
 
 from fragments.layout import FragmentLayout
-from fragments.memory import empty, is_in_memory, on_device, subtract
+from fragments.memory import is_in_memory, on_device, subtract
 from fragments.payload import (
     BF16_CODEC,
     F32_CODEC,
@@ -75,14 +75,14 @@ class Codec:
         two_BxN: Float32[Array, "B N"],
         valid_B: Int32[Array, " B"],
         step_fraction: float,
+        room_BxN: Float32[np.ndarray, "B N"],
     ) -> Quantized:
-        """one - two, reduced."""
+        """one - two, reduced. The difference is made in `room_BxN`, where both are in memory."""
         if not (is_in_memory(one_BxN) and is_in_memory(two_BxN)):
             return self.reduce(one_BxN - two_BxN, valid_B, step_fraction)
-        made_BxN = empty(one_BxN.shape, np.float32)
         one, two = np.asarray(one_BxN).reshape(-1), np.asarray(two_BxN).reshape(-1)
-        subtract(one, two, made_BxN.reshape(-1))
-        return self.reduce(on_device(made_BxN), valid_B, step_fraction)
+        subtract(one, two, room_BxN.reshape(-1))
+        return self.reduce(on_device(room_BxN), valid_B, step_fraction)
 
     def encode(
         self, fragment: FragmentLayout, symbols: Symbols, step_bits: UInt16[Array, " B"]

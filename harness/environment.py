@@ -14,10 +14,9 @@ _FEW_THREADS = {
     "intra_op_parallelism_threads": "1",
 }
 _NO_FUSED_MULTIPLY_ADD = {"--xla_cpu_max_isa": "AVX"}
-# An array of 8 MiB and more is mapped on its own and given back whole, in large pages, which cost
-# the kernel a tenth of the faults: `diloco bench --params 100M` found a learner's peak at 1.3,
-# not 1.5 models, at no more processor time. glibc reads it when a process begins.
-_ALLOCATOR = "glibc.malloc.mmap_threshold=8388608:glibc.malloc.hugetlb=1"
+# Large pages for what the allocator maps (`harness.memory`) cost the kernel a tenth of the faults.
+# glibc reads it when a process begins.
+_ALLOCATOR = "glibc.malloc.hugetlb=1"
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -31,7 +30,7 @@ def use_few_threads(environ: MutableMapping[str, str]) -> None:
 
 
 def few_threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy with `use_few_threads`, and the allocator's settings, for a process elsewhere."""
+    """A copy with `use_few_threads`, and the allocator's setting, for a process elsewhere."""
     found = {"GLIBC_TUNABLES": _ALLOCATOR, **environ}
     use_few_threads(found)
     return found

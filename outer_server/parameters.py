@@ -29,8 +29,8 @@ from outer_server.core.step import (
 )
 from outer_server.decoded import Decoded
 
-_DECODED_SHARE = 6
-"""One byte for so many parameters is kept decoded: 4% of the model in float32, or what four
+_DECODED_SHARE = 12
+"""One byte for so many parameters is kept decoded: 2% of the model in float32, or what two
 contributions take with 24 fragments."""
 
 
@@ -144,7 +144,7 @@ class Parameters:
 
     def _merge(
         self, layout: FragmentLayout, parts: Iterable[Part], *, radial: bool
-    ) -> Float32[jax.Array, "B N"]:
+    ) -> Float32[np.ndarray, "B N"]:
         return merge(parts, layout, self.layout.rows_padded, radial=radial)
 
     def full(self, index: int, broadcast_BxN: Float32[jax.Array, "B N"]) -> Payload:

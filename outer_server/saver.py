@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,12 +24,14 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True, slots=True)
 class SnapshotRule:
     """A snapshot is written after this many merged rounds, or after this long if any was, or after
-    this many events of the tape, which a restart would have to go through again.
+    this many events of the tape, which a restart would have to go through again. `share`: of the
+    time, at most, that those take which come by the clock; a large model's come more seldom.
     """
 
     every_rounds: int = 100
     every_s: float = 30.0
     every_events: int = 50_000
+    share: float = 0.05
 
 
 class Mark(NamedTuple):
@@ -58,6 +61,7 @@ class Saver:
         self._rule = rule
         self._newest = newest
         self._began_s = 0.0
+        self._took_s = 0.0
         self._has_failed = False
         self._wanted: list[Future[Reply]] = []
         self._thread = ThreadPoolExecutor(1, "snapshot")
@@ -71,7 +75,8 @@ class Saver:
 
     def is_due(self, reached: Mark, now_s: float) -> bool:
         """Whether one is to begin now: wanted or due, and none under way."""
-        is_old = now_s - self._began_s >= self._rule.every_s
+        pause_s = max(self._rule.every_s, self._took_s / self._rule.share)
+        is_old = now_s - self._began_s >= pause_s
         newest = self._newest
         is_due = (
             reached.rounds - newest.rounds >= (1 if is_old else self._rule.every_rounds)
@@ -130,7 +135,7 @@ class Saver:
         self._thread.shutdown(wait=True)
 
     def _write(self, snapshot: Snapshot, wanted: Sequence[Future[Reply]]) -> None:
-        reached = Mark.of(snapshot.state, snapshot.position)
+        reached, began_s = Mark.of(snapshot.state, snapshot.position), time.monotonic()
         try:
             saved = self._save(snapshot)
             self._has_failed = False
@@ -139,7 +144,7 @@ class Saver:
             _log.error("snapshot_failed", reason=str(error))
             _refuse(wanted, StorageError("no snapshot could be written: see the server's log"))
             return
-        self._newest = reached
+        self._newest, self._took_s = reached, time.monotonic() - began_s
         if saved.covered is not None:
             self._covered = saved.covered
         for reply in wanted:

@@ -91,20 +91,16 @@ def server_stages(of: _Subject, learners: int) -> dict[str, Ceiling]:
     step = make_outer_step(of.spec.outer, Codec.of(of.spec.codec), of.spec.codec.step_fraction_down)
     parameters = newborn(outer_optimizer(of.spec.outer), of.base_BxN)
 
-    def merged() -> jax.Array:
+    def merged() -> np.ndarray:
         return merge(parts, fragment, rows, radial=radial)
 
-    # A step uses its pseudo-gradient up; the new master is one of the same size.
-    whole = [merged()]
-
-    def stepped() -> object:
-        made = step(parameters, whole.pop(), of.valid_B)
-        whole.append(made.parameters.master_BxN)
-        return made
-
+    # A step uses it up: what it leaves there serves the next as well.
+    whole = merged()
     return {
-        "merge": measured(_silent(lambda: _done(merged())), learners * of.fp32_bytes),
-        "outer_step": measured(_silent(lambda: _done(stepped())), of.fp32_bytes),
+        "merge": measured(_silent(merged), learners * of.fp32_bytes),
+        "outer_step": measured(
+            _silent(lambda: _done(step(parameters, whole, of.valid_B))), of.fp32_bytes
+        ),
     }
 
 

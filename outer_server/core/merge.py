@@ -51,8 +51,8 @@ class Part:
 @np.errstate(over="ignore", invalid="ignore")
 def merge(
     parts: Iterable[Part], fragment: FragmentLayout, rows_padded: int, *, radial: bool
-) -> Float32[Array, "B N"]:
-    """The merged pseudo-gradient of a fragment, float32 (rows_padded, block).
+) -> Float32[np.ndarray, "B N"]:
+    """The merged pseudo-gradient of a fragment, float32 (rows_padded, block), in memory of its own.
 
     Parts are added in the order given: the same order gives the same bits.
 
@@ -86,7 +86,7 @@ def merge(
         gain_T = np.minimum(_over(1.0, direction_T), math.sqrt(1.0 / squared_shares))
         scale_T = np.where(tensors.averaged_T, 1.0, mean_norm_T * gain_T)
         _scale(total_BxN, tensors.rows(scale_T))
-    return on_device(total_BxN)
+    return total_BxN
 
 
 _Addend = tuple[Float32[np.ndarray, " B"], np.ndarray, Float32[np.ndarray, " B"]]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float32, Int32, UInt16
 
 from fragments.advance import advance
 from fragments.codec import Codec
 from fragments.errors import SettingsError
+from fragments.memory import on_device
 from fragments.quantize import Symbols
 from fragments.runspec import OuterSettings
+
+_Made = TypeVar("_Made")
 
 
 class FragmentParameters(NamedTuple):
@@ -44,9 +48,12 @@ class Stepped(NamedTuple):
 
 
 OuterStep = Callable[
-    [FragmentParameters, Float32[Array, "B N"], Int32[Array, " B"]],
+    [FragmentParameters, Float32[np.ndarray, "B N"], Int32[Array, " B"]],
     Stepped,
 ]
+"""From the old values and the merged pseudo-gradient, whose memory is used up: when the step is
+done it holds what the broadcast copy was behind the master.
+"""
 
 
 def outer_optimizer(settings: OuterSettings) -> optax.GradientTransformation:
@@ -85,20 +92,20 @@ def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float)
     """The outer step, compiled once, since all fragments share one shape.
 
     The update sent is master - broadcast copy after the step, reduced by `codec`
-    with `step_fraction`; the new broadcast copy is the old one plus exactly that. The merged
-    pseudo-gradient and the old values stay as they are. The
-    same settings give the same function, which many runs in one process (the
+    with `step_fraction`; the new broadcast copy is the old one plus exactly that. The old values
+    stay as they are. The same settings give the same function, which many runs in one process (the
     study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
     optimize = _optimize(settings.model_dump_json())
 
     def step(
         old: FragmentParameters,
-        merged_BxN: Float32[Array, "B N"],
+        merged_BxN: Float32[np.ndarray, "B N"],
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
-        master_BxN, outer = optimize(old.master_BxN, old.outer, merged_BxN)
-        return _sent(old, master_BxN, outer, valid_B, codec, step_fraction)
+        made = optimize(old.master_BxN, old.outer, on_device(merged_BxN))
+        master_BxN, outer = _done(made)
+        return _sent(old, master_BxN, outer, valid_B, codec, step_fraction, merged_BxN)
 
     return step
 
@@ -114,11 +121,11 @@ def make_closing_step(codec: Codec, step_fraction: float) -> OuterStep:
 
     def step(
         old: FragmentParameters,
-        merged_BxN: Float32[Array, "B N"],
+        merged_BxN: Float32[np.ndarray, "B N"],
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
-        master_BxN = _minus(old.master_BxN, merged_BxN)
-        return _sent(old, master_BxN, old.outer, valid_B, codec, step_fraction)
+        master_BxN = _done(_minus(old.master_BxN, on_device(merged_BxN)))
+        return _sent(old, master_BxN, old.outer, valid_B, codec, step_fraction, merged_BxN)
 
     return step
 
@@ -133,7 +140,7 @@ def _optimize(settings_json: str) -> _Optimize:
     """(master, outer state, merged pseudo-gradient) to the next master and outer state."""
     optimizer = outer_optimizer(OuterSettings.model_validate_json(settings_json))
 
-    # Nothing is donated: the merged values are numpy's own memory, which jax would first copy.
+    # Nothing is donated: until it is known that what comes out is finite the old values are needed.
     @jax.jit
     def optimize(
         master_BxN: Float32[Array, "B N"], outer: Any, merged_BxN: Float32[Array, "B N"]
@@ -151,17 +158,24 @@ def _sent(
     valid_B: Int32[Array, " B"],
     codec: Codec,
     step_fraction: float,
+    room_BxN: Float32[np.ndarray, "B N"],
 ) -> Stepped:
     """The new master, and the update that takes the broadcast copy towards it.
 
     Compiled in pieces, between which values lie in memory: as one piece the compiler computes the
     same values again for each of their readers. The bits are the same.
     """
-    reduced = codec.difference(master_BxN, old.broadcast_BxN, valid_B, step_fraction)
+    reduced = codec.difference(master_BxN, old.broadcast_BxN, valid_B, step_fraction, room_BxN)
     broadcast_BxN, digest = advance(old.broadcast_BxN, reduced.codes, reduced.step_bits)
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)
     # The broadcast copy is finite, so a master that is not shows in the difference.
     return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
+
+
+def _done(made: _Made) -> _Made:
+    """What was computed, once it is: then what it was computed of is not read any more."""
+    ready: _Made = jax.block_until_ready(made)  # type: ignore[no-untyped-call]  # jax has no types for it
+    return ready
 
 
 @jax.jit

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fragments.digest import digest_hex
@@ -77,6 +80,27 @@ def test_plain_sgd_has_no_buffer_and_moves_by_the_average() -> None:
     _apply(parameters, parts, 0)
     expected = before - (0.5 * parts[0][2] + 0.5 * parts[1][2])
     np.testing.assert_allclose(parameters.fragments[0].master_BxN, expected, atol=1e-6)
+
+
+def keeping(learning_rate: float) -> optax.GradientTransformation:
+    """An outer optimizer whose state is the last pseudo-gradient itself."""
+
+    def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del state, params
+        return -learning_rate * gradient, gradient
+
+    return optax.GradientTransformation(jnp.zeros_like, update)
+
+
+def test_an_optimizer_may_keep_the_pseudo_gradient_it_was_given() -> None:
+    """Its memory is used again within the step."""
+    outer = {"learning_rate": 0.5, "factory": f"{__name__}:keeping"}
+    parameters = _newborn(tiny_spec(outer=outer, merge="average"))
+    for version in range(3):
+        part = _contribution(parameters, "a", version, 10)
+        _apply(parameters, [part], version)
+        kept = np.asarray(parameters.fragments[0].outer)
+        np.testing.assert_allclose(kept, part[2], atol=1e-6)
 
 
 def test_the_sign_is_base_minus_local() -> None:
