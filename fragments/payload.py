@@ -31,7 +31,6 @@ from jaxtyping import Float32, Int8, UInt16
 
 from fragments.errors import NonFiniteError, PayloadError
 from fragments.layout import FragmentLayout
-from fragments.memory import empty
 from fragments.packing import (
     ESCAPED_GROUP,
     GROUP,
@@ -137,7 +136,7 @@ def decode_int8(
     body = _decompress(INT8_CODEC, fragment, payload)
     rows, width = fragment.num_rows, fragment.block
     step_bits_B = np.zeros(rows_padded, np.uint16)
-    codes_BxN = empty((rows_padded, width), np.int8)
+    codes_BxN = np.empty((rows_padded, width), np.int8)
     codes_BxN[rows:] = 0
     step_bits_B[:rows] = _take(body, 0, 2 * rows).view("<u2")
     unpack(_packed(_take(body, 2 * rows, rows), width, body[3 * rows :]), codes_BxN[:rows])
