@@ -48,7 +48,7 @@ LEASE_S = 5.0
 def plan_of(out: Path, faults: Faults) -> ChaosPlan:
     program = {"factory": "tests.harness.factory:build"}
     spec = tiny_spec(program=program, sync_interval=8, lease_ttl_s=LEASE_S)
-    return ChaosPlan(out, spec, faults, learners=2, pace_s=0.05, tokens_per_fault=1200)
+    return ChaosPlan(out, spec, faults, learners=2, pace_s=0.05, tokens_per_fault=1800)
 
 
 def chaos(plan: ChaosPlan) -> ChaosResult:

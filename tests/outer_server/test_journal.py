@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fragments.digest import digest_hex
@@ -354,7 +355,7 @@ def test_what_this_machine_computes_otherwise_is_served_as_it_is(
         shutil.rmtree(run / "snapshots" / name)
 
     def otherwise(*args: Any, **settings: Any) -> Any:
-        return merged(*args, **settings) * jnp.float32(1 + 2**-7)
+        return merged(*args, **settings) * np.float32(1 + 2**-7)
 
     monkeypatch.setattr(parameters, "merge", otherwise)
     for start in (1, 2, 3, 4):
