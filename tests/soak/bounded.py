@@ -7,12 +7,15 @@ Two learners answer every ask with noise of 40,000 parameters, as fast as rounds
 
 from __future__ import annotations
 
+import fnmatch
 import logging
+import os
 import queue
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -129,9 +132,9 @@ class _Driver:
 
 
 def _look(run: Path, sizes: list[int], merged: int) -> None:
-    parts = [_bytes(run / "journal", "tape*"), _bytes(run / "journal" / "payloads", "*")]
-    parts.append(_bytes(run / "snapshots", "**/*"))
-    sizes.append(_bytes(run, "**/*"))
+    parts = [_bytes(run / "journal", "tape*"), _bytes(run / "journal" / "payloads")]
+    parts.append(_bytes(run / "snapshots"))
+    sizes.append(_bytes(run))
     told = " | ".join(f"{size / 1e6:.2f}" for size in (sizes[-1], *parts))
     _say(f"| {merged} | {told} | {time.process_time():.0f} |")
 
@@ -141,13 +144,14 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _bytes(directory: Path, pattern: str) -> int:
+def _bytes(directory: Path, names: str = "*") -> int:
+    """Of the files in it and below; what goes meanwhile counts nothing."""
     total = 0
-    for path in directory.glob(pattern):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # removed meanwhile
-            continue
+    # The server writes and removes as we look: os.walk passes over directories that are gone.
+    for place, _, files in os.walk(directory):
+        for name in fnmatch.filter(files, names):
+            with suppress(FileNotFoundError):
+                total += (Path(place) / name).stat().st_size
     return total
 
 
