@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from fragments.errors import BusyError, RunDirectoryError
@@ -95,6 +96,8 @@ def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_the_old_ones(
         OuterServer(tmp_path / "run", keep_journal=False),
     ):
         monkeypatch.setattr(TensorWriter, "write", full)
+    # One that another test has used may hold on to what it was configured with.
+    monkeypatch.setattr(engine, "_log", structlog.get_logger())
     with capture_logs() as logs, OuterServer(tmp_path / "run", take_over=True):
         monkeypatch.setattr(TensorWriter, "write", full)
     (failed,) = (entry for entry in logs if entry["event"] == "snapshot_failed")
