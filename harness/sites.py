@@ -192,7 +192,7 @@ def _started(argv: list[str]) -> subprocess.Popen[bytes]:
     assert started.stdout is not None
     if not started.stdout.readline():
         started.wait(_CALL_S)
-        raise SettingsError("a network namespace could not be made; what is above says why")
+        raise SettingsError("a site could not be made; what is above says why")
     return started
 
 
