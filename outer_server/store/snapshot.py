@@ -23,6 +23,7 @@ from typing import Any
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 from safetensors import SafetensorError
 
 from fragments.digest import digest_hex
@@ -307,9 +308,14 @@ def _state_json(state: RunState) -> str:
     be read when it is needed.
     """
     # Sets in order, or the same state would be other text in another process.
-    text = json.dumps(_STATE.dump_python(state), default=sorted, indent=1)
+    text = json.dumps(_STATE.dump_python(state), default=_plain, indent=1)
     _state_from_json(text, state.spec)
     return text
+
+
+def _plain(value: object) -> object:
+    """A set in order; what else JSON has no word for, such as a date in settings, as text."""
+    return sorted(value) if isinstance(value, frozenset) else to_jsonable_python(value)
 
 
 def _state_from_json(text: str, spec: RunSpec) -> RunState:
