@@ -85,7 +85,8 @@ class Saver:
             or reached.epoch != newest.epoch
         )
         # A full disk is not tried again at every turn.
-        is_due = is_due and (is_old or not self._has_failed)
+        may_try = not self._has_failed or now_s - self._began_s >= self._rule.every_s
+        is_due = is_due and may_try
         is_free = self._saving is None or self._saving.done()
         return is_free and (is_due or bool(self._wanted))
 
