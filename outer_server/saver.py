@@ -75,7 +75,8 @@ class Saver:
 
     def is_due(self, reached: Mark, now_s: float) -> bool:
         """Whether one is to begin now: wanted or due, and none under way."""
-        pause_s = max(self._rule.every_s, self._took_s / self._rule.share)
+        long_s = 0.0 if self._has_failed else self._took_s / self._rule.share
+        pause_s = max(self._rule.every_s, long_s)
         is_old = now_s - self._began_s >= pause_s
         newest = self._newest
         is_due = (
@@ -85,8 +86,7 @@ class Saver:
             or reached.epoch != newest.epoch
         )
         # A full disk is not tried again at every turn.
-        may_try = not self._has_failed or now_s - self._began_s >= self._rule.every_s
-        is_due = is_due and may_try
+        is_due = is_due and (is_old or not self._has_failed)
         is_free = self._saving is None or self._saving.done()
         return is_free and (is_due or bool(self._wanted))
 

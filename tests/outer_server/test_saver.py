@@ -46,3 +46,22 @@ def test_snapshots_that_take_long_come_more_seldom() -> None:
     assert saver.is_due(Mark(1, 6, 0), 1000.0)
     assert saver.is_due(Mark(1, 105, 0), 0.5), "after so many rounds all the same"
     saver.close()
+
+
+def test_one_that_failed_is_tried_again_after_the_plain_pause() -> None:
+    fails = False
+
+    def save(snapshot: Snapshot) -> Saved:
+        del snapshot
+        time.sleep(0.2)
+        if fails:
+            raise OSError(28, "No space left on device")
+        return Saved("000001", None)
+
+    saver = Saver(save, RULE, Mark(1, 0, 0))
+    _write(saver, 5, 0.0)
+    fails = True
+    _write(saver, 6, 1000.0)
+    assert not saver.is_due(Mark(1, 1000, 0), 1000.5), "not at every turn"
+    assert saver.is_due(Mark(1, 6, 0), 1001.5)
+    saver.close()
