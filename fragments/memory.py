@@ -7,7 +7,7 @@ import math
 import mmap
 import threading
 from collections import defaultdict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float32
 
 from fragments.compiled import compiled
 
+_Made = TypeVar("_Made")
 _ALIGNMENT = 64
 """Bytes: an array that begins at such an address is taken over by jax without a copy."""
 
@@ -72,9 +73,20 @@ class _Slab:
 
 
 def on_device(values: np.ndarray) -> Array:
-    """`values` as a jax array, which may be the same memory: nobody may write to it any more."""
+    """`values` as a jax array on the default device. On a processor it is mostly the same memory,
+    without a copy, so nobody may write to `values` while the array or a computation on it lives.
+    """
     there: Array = jax.device_put(values, may_alias=True)
     return there
+
+
+def computed(made: _Made) -> _Made:
+    """What was dispatched to a device, once it is computed. From then on what it was computed of is
+    not read any more, so that memory which `on_device` shared may go; no test can show that this is
+    waited for, since a processor is seldom late.
+    """
+    ready: _Made = jax.block_until_ready(made)  # type: ignore[no-untyped-call]  # jax has no types for it
+    return ready
 
 
 @compiled

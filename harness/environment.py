@@ -14,9 +14,10 @@ _FEW_THREADS = {
     "intra_op_parallelism_threads": "1",
 }
 _NO_FUSED_MULTIPLY_ADD = {"--xla_cpu_max_isa": "AVX"}
-# Large pages for what the allocator maps (`harness.memory`) cost the kernel a tenth of the faults.
-# glibc reads it when a process begins.
-_ALLOCATOR = "glibc.malloc.hugetlb=1"
+LARGE_PAGES = "glibc.malloc.hugetlb=1"
+"""What the allocator maps has large pages, which cost the kernel a tenth of the faults; see
+`harness.memory`. In GLIBC_TUNABLES, which glibc reads when a process begins."""
+
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -31,7 +32,7 @@ def use_few_threads(environ: MutableMapping[str, str]) -> None:
 
 def few_threads(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy with `use_few_threads`, and the allocator's setting, for a process elsewhere."""
-    found = {"GLIBC_TUNABLES": _ALLOCATOR, **environ}
+    found = {"GLIBC_TUNABLES": LARGE_PAGES, **environ}
     use_few_threads(found)
     return found
 
@@ -77,7 +78,7 @@ def child_environment(*, every_core: bool = False) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DILOCO_")}
     environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     environ["PYTHONUNBUFFERED"] = "1"
-    environ.setdefault("GLIBC_TUNABLES", _ALLOCATOR)
+    environ.setdefault("GLIBC_TUNABLES", LARGE_PAGES)
     if not every_core:
         use_few_threads(environ)
     return environ

@@ -2,11 +2,15 @@
 
 A fragment value lives until its next version is there. jax allocates it aligned, for which glibc
 before 2.38 seldom takes the hole that one of the same size has left (its bug 14581), and smaller
-things settle in there. So whatever has 1 MiB and more is mapped on its own and given back whole;
-what is smaller shares one arena, and what is free of that is given back. `diloco bench` finds the
-server at 3.5 models and learners at 1.3; with 8 MiB in place of 1 they were at 3.6, by the
-allocator's own rules at 8.1 and 2.9 (25M parameters). It costs no processor time that could be
-measured at 25M or 100M parameters, for the kernel clears large pages at once.
+things settle in there. So what is large is mapped on its own and given back whole; what is smaller
+shares one arena, and what is free of that is given back.
+
+What is large depends on the kernel's pages. Where the allocator asks for large ones
+(`harness.environment` sets that for every process that it starts, docker/Dockerfile for every
+container), it is what has 1 MiB and more: `diloco bench` finds the server at 3.5 models and
+learners at 1.3 then, at no cost in processor time that could be measured with 25M or 100M
+parameters. Without, clearing them page by page costs a learner a quarter more time a step, so it
+is what has 8 MiB and more: 3.6 and 1.3. By the allocator's own rules it was 8.1 and 2.9.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from harness.environment import LARGE_PAGES
 
 LOOK_S = 0.05
 """A look costs 20 µs."""
@@ -33,6 +39,7 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """In malloc.h."""
 
 _MAPPED_BYTES = 1 << 20
+_MAPPED_BYTES_SMALL_PAGES = 8 << 20
 
 
 def keep_trim() -> None:
@@ -43,9 +50,15 @@ def keep_trim() -> None:
     if sys.platform != "linux" or not hasattr(libc, "malloc_trim"):
         return
     libc.mallopt(_M_ARENA_MAX, 1)
-    libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+    libc.mallopt(_M_MMAP_THRESHOLD, mapped_bytes(os.environ))
     trimmer = Trimmer(resident_bytes, lambda: libc.malloc_trim(0))
     threading.Thread(target=trimmer.run, name="trim", daemon=True).start()
+
+
+def mapped_bytes(environ: Mapping[str, str]) -> int:
+    """From which size on an allocation is mapped on its own, in a process of that environment."""
+    has_large_pages = LARGE_PAGES in environ.get("GLIBC_TUNABLES", "").split(":")
+    return _MAPPED_BYTES if has_large_pages else _MAPPED_BYTES_SMALL_PAGES
 
 
 def settle() -> None:

@@ -58,6 +58,7 @@ def status_view(
     parts: list[RenderableType] = [
         _progress(status),
         _facts(status, curve),
+        *([Text(status.stalled, "bold red")] if status.stalled else []),
         Text(""),
         _learners(status.learners),
         *_links(status.learners),
@@ -108,7 +109,7 @@ def _subtitle(status: RunStatus) -> str:
     live = sum(learner.state in here for learner in status.learners)
     count = f"{live} live learner{'' if live == 1 else 's'}"
     if status.stalled:
-        return f"{count} · stands still: {status.stalled}"
+        return f"{count} · stalled"
     if status.phase is Phase.WAITING:
         return f"{count}: waiting for more"
     if status.phase is Phase.TRAINING or not status.phase_reason:

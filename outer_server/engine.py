@@ -195,8 +195,9 @@ class Engine:
         """Open no more rounds, park the open ones, say goodbye, write a last snapshot. Whether that
         has it all.
 
-        After a fault nothing is written: the last snapshot is the last good one. Where it cannot be
-        written nothing is lost if there is a journal; if there is none, RunDirectoryError.
+        After a fault nothing is written: the last snapshot is the last good one. Where the disk
+        does not take it nothing is lost if there is a journal; else, and where what is held is no
+        snapshot to go on from, RunDirectoryError.
         """
         if self.failed.is_set():
             self._merger.shutdown(wait=True)
@@ -222,7 +223,8 @@ class Engine:
         try:
             self._save(self._snapshot(self._state, position))
         except RunDirectoryError as error:
-            if position is None:
+            # Only what a disk refuses is over once there is room; all else is a fault to be told.
+            if position is None or not isinstance(error.__cause__, OSError):
                 raise
             _log.error("snapshot_failed", reason=str(error), kept="the journal has it all")
             return False

@@ -266,13 +266,16 @@ def _missing(record: ServerRecord, restored: Restored, state: RunState) -> str:
     return f"snapshot {record.snapshot}, which the last server left, is missing or damaged"
 
 
-def stopped(directory: RunDirectory, epoch: int) -> None:
+def stopped(directory: RunDirectory, epoch: int, *, has_journal: bool) -> None:
     """Note, after the last snapshot, that nothing was left unsaved; where that cannot be noted, the
-    next start takes the stop for a crash.
+    next start takes the stop for a crash, which changes nothing where there is a journal. Raises
+    OSError where there is none.
     """
     record = directory.record()
     newest = numbered(directory.snapshots)[-1].name
     try:
         directory.write_record(replace(record, epoch=epoch, clean=True, snapshot=newest))
     except OSError as error:
+        if not has_journal:
+            raise
         _log.error("stop_not_noted", reason=str(error))

@@ -25,13 +25,19 @@ _Result = TypeVar("_Result")
 class SnapshotRule:
     """A snapshot is written after this many merged rounds, or after this long if any was, or after
     this many events of the tape, which a restart would have to go through again. `share`: of the
-    time, at most, that those take which come by the clock; a large model's come more seldom.
+    time, at most, that those take which come by the clock; a large model's come more seldom, though
+    never further apart than `longest_s`: one that a stopped process took hours for tells nothing.
     """
 
     every_rounds: int = 100
     every_s: float = 30.0
     every_events: int = 50_000
     share: float = 0.05
+    longest_s: float = 600.0
+
+    def pause_s(self, took_s: float) -> float:
+        """How long after one was begun the next is due by the clock, if the last took `took_s`."""
+        return max(self.every_s, min(took_s / self.share, self.longest_s))
 
 
 class Mark(NamedTuple):
@@ -75,8 +81,7 @@ class Saver:
 
     def is_due(self, reached: Mark, now_s: float) -> bool:
         """Whether one is to begin now: wanted or due, and none under way."""
-        long_s = 0.0 if self._has_failed else self._took_s / self._rule.share
-        pause_s = max(self._rule.every_s, long_s)
+        pause_s = self._rule.pause_s(0.0 if self._has_failed else self._took_s)
         is_old = now_s - self._began_s >= pause_s
         newest = self._newest
         is_due = (

@@ -20,6 +20,7 @@ from fragments.records import (
     Evaluation,
     Hello,
     Lease,
+    Phase,
     Receipt,
     Refusal,
     RefusalCode,
@@ -122,7 +123,7 @@ class OuterServer:
     ) -> None:
         try:
             if self._engine.stop(self.admin.stop_reason or "the server is stopping"):
-                stopped(self._directory, self._engine.state.epoch)
+                stopped(self._directory, self._engine.state.epoch, has_journal=self._keep_journal)
         finally:
             self._directory.__exit__(kind, error, traceback)
 
@@ -273,7 +274,9 @@ class OuterServer:
             traffic = {name: (t.up, t.down) for name, t in self._traffic.items()}
             tokens_per_s = self._pace.look(state, now_s)
         found = status.run_status(state, self._directory.layout, traffic, now_s, tokens_per_s)
-        return replace(found, stalled=self._engine.stalled or self._journal.trouble)
+        is_open = state.phase in (Phase.WAITING, Phase.TRAINING)
+        trouble = self._journal.trouble if is_open else ""
+        return replace(found, stalled=self._engine.stalled or trouble)
 
     def _check(self, lease: Lease) -> None:
         refusal = membership.check_lease(self._engine.state, lease.learner, lease.token)

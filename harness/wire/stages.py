@@ -19,6 +19,7 @@ import numpy as np
 from fragments.advance import advance
 from fragments.codec import Codec
 from fragments.layout import Layout
+from fragments.memory import computed
 from fragments.payload import decode_int8, encode_int8
 from fragments.quantize import Quantized, valid_counts
 from fragments.runspec import RunSpec
@@ -73,11 +74,11 @@ def learner_stages(of: _Subject) -> dict[str, Ceiling]:
     stages: dict[str, Callable[[], object]] = {
         "memory_copy": lambda: np.copyto(target, source),
         "progress": lambda: of.tree.progress(0, of.base_BxN, of.local),
-        "quantize": lambda: _done(_reduced(of)),
+        "quantize": lambda: computed(_reduced(of)),
         "encode": lambda: encode_int8(fragment, codes, step_bits, of.spec.codec.zstd_level),
         "decode": lambda: decode_int8(fragment, rows, payload),
         "advance": lambda: advance(of.base_BxN, codes, step_bits),
-        "unpack": lambda: _done(of.tree.replace(0, of.params, of.base_BxN)),
+        "unpack": lambda: computed(of.tree.replace(0, of.params, of.base_BxN)),
     }
     return {name: measured(_silent(work), of.fp32_bytes) for name, work in stages.items()}
 
@@ -99,7 +100,7 @@ def server_stages(of: _Subject, learners: int) -> dict[str, Ceiling]:
     return {
         "merge": measured(_silent(merged), learners * of.fp32_bytes),
         "outer_step": measured(
-            _silent(lambda: _done(step(parameters, whole, of.valid_B))), of.fp32_bytes
+            _silent(lambda: computed(step(parameters, whole, of.valid_B))), of.fp32_bytes
         ),
     }
 
@@ -112,10 +113,6 @@ def _encoded(of: _Subject) -> tuple[np.ndarray, np.ndarray]:
 def _reduced(of: _Subject) -> Quantized:
     codec, fraction = Codec.of(of.spec.codec), of.spec.codec.step_fraction_up
     return codec.reduce(of.progress_BxN, of.valid_B, fraction)
-
-
-def _done(made: object) -> None:
-    jax.block_until_ready(made)  # type: ignore[no-untyped-call]  # jax has no types for it
 
 
 def _silent(work: Callable[[], object]) -> Callable[[], None]:

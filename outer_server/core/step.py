@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,11 +15,9 @@ from jaxtyping import Array, Bool, Float32, Int32, UInt16
 from fragments.advance import advance
 from fragments.codec import Codec
 from fragments.errors import SettingsError
-from fragments.memory import on_device
+from fragments.memory import computed, on_device
 from fragments.quantize import Symbols
 from fragments.runspec import OuterSettings
-
-_Made = TypeVar("_Made")
 
 
 class FragmentParameters(NamedTuple):
@@ -51,8 +49,9 @@ OuterStep = Callable[
     [FragmentParameters, Float32[np.ndarray, "B N"], Int32[Array, " B"]],
     Stepped,
 ]
-"""From the old values and the merged pseudo-gradient, whose memory is used up: when the step is
-done it holds what the broadcast copy was behind the master.
+"""From the old values and the merged pseudo-gradient, whose memory is used up: where the tensors
+are in this machine's memory, it holds what the broadcast copy was behind the master when the step
+is done.
 """
 
 
@@ -104,7 +103,7 @@ def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float)
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
         made = optimize(old.master_BxN, old.outer, on_device(merged_BxN))
-        master_BxN, outer = _done(made)
+        master_BxN, outer = computed(made)
         return _sent(old, master_BxN, outer, valid_B, codec, step_fraction, merged_BxN)
 
     return step
@@ -124,7 +123,7 @@ def make_closing_step(codec: Codec, step_fraction: float) -> OuterStep:
         merged_BxN: Float32[np.ndarray, "B N"],
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
-        master_BxN = _done(_minus(old.master_BxN, on_device(merged_BxN)))
+        master_BxN = computed(_minus(old.master_BxN, on_device(merged_BxN)))
         return _sent(old, master_BxN, old.outer, valid_B, codec, step_fraction, merged_BxN)
 
     return step
@@ -170,12 +169,6 @@ def _sent(
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)
     # The broadcast copy is finite, so a master that is not shows in the difference.
     return Stepped(new, reduced.codes, reduced.step_bits, digest, reduced.finite)
-
-
-def _done(made: _Made) -> _Made:
-    """What was computed, once it is: then what it was computed of is not read any more."""
-    ready: _Made = jax.block_until_ready(made)  # type: ignore[no-untyped-call]  # jax has no types for it
-    return ready
 
 
 @jax.jit

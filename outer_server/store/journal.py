@@ -58,7 +58,9 @@ class Journal(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why a contribution could not be stored lately, in a sentence; "" if all could."""
+        """Why the newest contribution could not be stored, in a sentence; "" if it could, or if
+        that is long ago.
+        """
 
     def kept(self, payload: Payload) -> AbstractContextManager[Stored | None]:
         """Store a contribution's bytes, durably; they stay while this context lasts, and beyond

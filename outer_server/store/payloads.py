@@ -8,9 +8,10 @@ A file is never added to after a restart: what a crash left at its end is in nob
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from fragments.errors import StorageError
 
 FILE_BYTES = 16 << 20
 """A new file is begun once one has this many bytes."""
+
+TROUBLE_S = 300.0
+"""How long it is told that a payload could not be stored, if nobody brings another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Place:
 
 class _Segment:
     """A file that is being added to. `synced`: how many of its bytes are durable. `is_broken`: no
-    more will be. `is_retired`: nobody adds to it any more.
+    more will be.
     """
 
     def __init__(self, number: int, file: DiskFile) -> None:
@@ -41,18 +45,20 @@ class _Segment:
         self.end = 0
         self.synced = 0
         self.is_broken = False
-        self.is_retired = False
 
-    def close_if_done(self) -> None:
-        """Once nobody needs it; whoever calls holds the lock of those who sync."""
-        if self.is_retired and (self.is_broken or self.synced == self.end):
-            self.file.close()
+    @property
+    def needs_sync(self) -> bool:
+        """Whether somebody waits for what is in it, or will."""
+        return not self.is_broken and self.synced < self.end
 
 
 class PayloadFiles:
     """Payloads on disk. Thread-safe: whoever puts one waits until it is durable, and those who wait
     at the same time share one sync.
     """
+
+    # `_lock` guards what is added to which file, for as long as a write takes; `_sync_lock`, which
+    # is taken before it where both are, what is durable and who closes, for as long as a sync does.
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
         self._disk = disk
@@ -61,33 +67,28 @@ class PayloadFiles:
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._current: _Segment | None = None
+        self._retired: list[_Segment] = []
+        self._is_closed = False
         self._next = max(_numbers(directory), default=0) + 1
         self._pinned: Counter[int] = Counter()
         self._trouble = ""
+        self._trouble_at_s = 0.0
 
     @property
     def trouble(self) -> str:
-        """Why the last payload could not be stored, in a sentence; "" if it could."""
-        return self._trouble
+        """Why the last payload could not be stored, in a sentence; "" if it could, or if that was
+        longer than TROUBLE_S ago.
+        """
+        is_recent = time.monotonic() - self._trouble_at_s <= TROUBLE_S
+        return self._trouble if is_recent else ""
 
     @contextmanager
     def kept(self, data: bytes) -> Iterator[Place]:
         """Write a payload, durably; its file stays for as long as this context and beyond, where
-        the tape names it by then. Raises StorageError.
+        the tape names it by then. Raises StorageError where it could not be stored, or after
+        `close`.
         """
-        try:
-            with self._lock:
-                segment = self._segment()
-                place = Place(segment.number, segment.end, len(data))
-                try:
-                    segment.file.write(data)
-                except OSError:
-                    segment.is_broken = True
-                    raise
-                segment.end += len(data)
-                self._pinned[segment.number] += 1
-        except OSError as error:
-            raise self._failed(error) from error
+        segment, place = self._put(data)
         try:
             self._sync(segment, place.start + place.num_bytes)
             self._trouble = ""
@@ -114,58 +115,115 @@ class PayloadFiles:
                 self._disk.remove(self._path(each))
 
     def close(self) -> None:
-        """Add no more."""
+        """Add no more; what was added but is not durable is lost."""
         with self._lock:
-            if self._current is not None:
-                self._current.file.close()
-                self._current = None
+            self._is_closed = True
+            self._retire()
+        with self._sync_lock:
+            for segment in self._take_retired():
+                self._close(segment)
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{number:06d}.bin"
 
+    def _put(self, data: bytes) -> tuple[_Segment, Place]:
+        """Write a payload, not durably yet, and hold its file. Raises StorageError."""
+        try:
+            with self._lock:
+                segment = self._segment()
+                place = Place(segment.number, segment.end, len(data))
+                try:
+                    segment.file.write(data)
+                except OSError:
+                    segment.is_broken = True
+                    self._retire()
+                    raise
+                segment.end += len(data)
+                self._pinned[segment.number] += 1
+        except OSError as error:
+            # Or a full disk would come to have a file, open and empty, for each that it refused.
+            self._tidy()
+            raise self._failed(error) from error
+        return segment, place
+
     def _segment(self) -> _Segment:
-        segment = self._current
-        if segment is not None and (segment.is_broken or segment.end >= self._file_bytes):
-            self._retire(segment)
+        """The file to add to; under the lock. Raises OSError, StorageError after `close`."""
+        if self._is_closed:
+            raise StorageError("the server is stopping: send it anew when it is back")
+        if self._current is not None and self._current.end >= self._file_bytes:
+            self._retire()
         if self._current is None:
-            number, self._next = self._next, self._next + 1
-            file = self._disk.open(self._path(number))
-            self._disk.sync_directory(self._directory)
-            self._current = _Segment(number, file)
+            self._current = self._begin()
         return self._current
 
-    def _retire(self, segment: _Segment) -> None:
-        """Add to another from here on."""
-        self._current = None
-        with self._sync_lock:
-            segment.is_retired = True
-            segment.close_if_done()
-            is_useless = segment.is_broken and segment.synced == 0
-        if is_useless:
-            # Or a full disk would come to have one for each that it refused.
-            self._disk.remove(self._path(segment.number))
+    def _begin(self) -> _Segment:
+        number, self._next = self._next, self._next + 1
+        path = self._path(number)
+        file = self._disk.open(path)
+        try:
+            self._disk.sync_directory(self._directory)
+        except OSError:
+            with suppress(OSError):
+                file.close()
+            with suppress(OSError):
+                self._disk.remove(path)
+            raise
+        return _Segment(number, file)
+
+    def _retire(self) -> None:
+        """Add to another from here on; under the lock."""
+        if self._current is not None:
+            self._retired.append(self._current)
+            self._current = None
 
     def _sync(self, segment: _Segment, until: int) -> None:
         """Make the segment durable up to a byte; who comes second finds it done."""
-        with self._sync_lock:
-            if segment.synced >= until:
-                return
-            if segment.is_broken:
-                raise StorageError("the disk of the server failed: send it anew")
-            end = segment.end
-            try:
-                segment.file.sync()
-            except OSError as error:
-                # What a failed sync has dropped, the next one would not write: never trust it.
-                segment.is_broken = True
-                raise self._failed(error) from error
-            else:
+        try:
+            with self._sync_lock:
+                if segment.synced >= until:
+                    return
+                if segment.is_broken:
+                    raise StorageError("the disk of the server failed: send it anew")
+                end = segment.end
+                try:
+                    segment.file.sync()
+                except OSError as error:
+                    # What a failed sync has dropped, the next would not write: never trust it.
+                    segment.is_broken = True
+                    with self._lock:
+                        if self._current is segment:
+                            self._retire()
+                    raise self._failed(error) from error
                 segment.synced = end
-            finally:
-                segment.close_if_done()
+        finally:
+            if self._retired:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Close those that nobody adds to any more, once nobody waits for what is in them."""
+        with self._sync_lock:
+            for segment in self._take_retired():
+                if segment.needs_sync:
+                    with self._lock:
+                        self._retired.append(segment)
+                else:
+                    self._close(segment)
+
+    def _take_retired(self) -> list[_Segment]:
+        with self._lock:
+            retired, self._retired = self._retired, []
+        return retired
+
+    def _close(self, segment: _Segment) -> None:
+        segment.is_broken = True
+        with suppress(OSError):
+            segment.file.close()
+        if segment.synced == 0:
+            with suppress(OSError):
+                self._disk.remove(self._path(segment.number))
 
     def _failed(self, error: OSError) -> StorageError:
-        self._trouble = _sentence(error)
+        self._trouble, self._trouble_at_s = _sentence(error), time.monotonic()
         return StorageError(self._trouble)
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.memory import GROWTH_LEAST_BYTES, GROWTH_SHARE, Trimmer, resident_bytes
+from harness.environment import child_environment
+from harness.memory import (
+    GROWTH_LEAST_BYTES,
+    GROWTH_SHARE,
+    Trimmer,
+    mapped_bytes,
+    resident_bytes,
+)
 
 
 class Process:
@@ -48,6 +55,16 @@ def test_growth_counts_from_the_least_since() -> None:
     assert process.grow(-(1 << 29)) == 0
     assert process.grow(GROWTH_LEAST_BYTES) == 0
     assert process.grow(GROWTH_LEAST_BYTES) == 1
+
+
+def test_small_things_are_mapped_on_their_own_only_with_large_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert mapped_bytes({}) == mapped_bytes({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == 8 << 20
+    own = "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    assert mapped_bytes({"GLIBC_TUNABLES": own}) == 1 << 20
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert mapped_bytes(child_environment()) == 1 << 20
 
 
 def test_resident_memory_is_that_of_this_process() -> None:

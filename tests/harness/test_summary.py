@@ -175,12 +175,16 @@ def test_views_tell_the_state_of_a_run() -> None:
     assert "us-east lost 60" in line
 
 
-def test_views_tell_that_the_server_stands_still() -> None:
-    seen = replace(status(64), stalled="the server cannot write its journal (disk full)")
-    console = Console(width=110)
-    with console.capture() as capture:
-        console.print(status_view(seen))
-    assert "stands still: the server cannot write its journal (disk full)" in capture.get()
+def test_views_tell_in_full_why_nothing_can_be_stored() -> None:
+    reason = "the server cannot store contributions (No space left on device): training goes on"
+    seen = replace(status(64), stalled=reason)
+    for width in (110, 60):
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(status_view(seen))
+        words = capture.get().replace("│", " ").split()
+        assert " ".join(reason.split()) in " ".join(words)
+        assert "stalled" in words
     assert "stalled: step 64" in status_line(seen)
     assert json.loads(status_json(seen))["stalled"] == seen.stalled
 

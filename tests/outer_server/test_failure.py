@@ -104,3 +104,21 @@ def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_the_old_ones(
     assert "room" in failed["reason"]
     assert failed["kept"] == "the journal has it all"
     assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["000000"]
+    monkeypatch.undo()
+    with OuterServer(tmp_path / "run") as server:
+        assert server.status().epoch == 2, "the one that take_over began"
+
+
+def test_what_is_no_snapshot_to_go_on_from_is_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object, **__: object) -> None:
+        raise ValueError("a state that cannot be read back")
+
+    spec = tiny_spec()
+    create_run(tmp_path / "run", spec, *tiny_birth(spec))
+    with (
+        pytest.raises(RunDirectoryError, match="cannot be read back"),
+        OuterServer(tmp_path / "run"),
+    ):
+        monkeypatch.setattr(TensorWriter, "write", unreadable)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     at = tmp_path / "small"
     at.mkdir()
     options = ("-t", "tmpfs", "-o", f"size={SIZE_KIB}k", "none", str(at))
-    subprocess.run(["mount", *options], check=True)
+    mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        if os.environ.get("REQUIRE_SITES") == "true":
+            pytest.fail(f"CI must be able to mount a small file system: {mounted.stderr}")
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr}")
     yield at
     subprocess.run(["umount", "--lazy", str(at)], check=True)
 
@@ -137,6 +142,16 @@ def _at(server: OuterServer) -> list[tuple[int, str]]:
     return [(each.version, each.digest) for each in server.state.fragments]
 
 
+def _held_open(run: Path) -> int:
+    """How many payload files this process holds open."""
+    payloads = str(run / "journal" / "payloads")
+    count = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # That of the listing is gone.
+            count += str(each.readlink()).startswith(payloads)
+    return count
+
+
 @pytest.mark.parametrize("left_kib", [0, 4, 20, 60, 150])
 def test_a_disk_without_room_refuses_contributions_and_then_takes_them(
     run: Path, left_kib: int
@@ -161,12 +176,15 @@ def test_a_disk_without_room_refuses_contributions_and_then_takes_them(
         _until(learners, lambda: server.status().rounds_merged >= merged + 5, "rounds, again")
         assert server.status().stalled == ""
         reached = _at(server)
+        assert _held_open(run) <= 1, "those that are full or broken are closed"
     keys = [key for learner in learners for key in learner.acknowledged]
     assert len(set(keys)) == len(keys)
     assert history.replay(run).differences == ()
     with OuterServer(run) as server:
         assert (server.status().epoch, server.status().generation) == (1, 2)
-        assert _at(server)[0] >= reached[0]
+        # Rounds may have closed while it stopped; what nothing was merged into is the same.
+        for now, then in zip(_at(server), reached, strict=True):
+            assert now[0] > then[0] or now == then
 
 
 def test_a_server_that_is_stopped_on_a_full_disk_has_lost_nothing(run: Path) -> None:

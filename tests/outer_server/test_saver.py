@@ -48,6 +48,13 @@ def test_snapshots_that_take_long_come_more_seldom() -> None:
     saver.close()
 
 
+def test_however_long_one_took_the_next_comes_in_some_minutes() -> None:
+    """A process that is stopped, or a disk that hangs, makes hours of it."""
+    assert RULE.pause_s(took_s=5.0) == 5.0 / RULE.share
+    assert RULE.pause_s(took_s=6 * 3600.0) == RULE.longest_s == 600.0
+    assert SnapshotRule(every_s=3600.0).pause_s(took_s=5.0) == 3600.0, "a longer one is asked for"
+
+
 def test_one_that_failed_is_tried_again_after_the_plain_pause() -> None:
     fails = False
 
