@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from fragments.disk import Disk, DiskFile
 from fragments.errors import StorageError
 
@@ -23,6 +25,9 @@ FILE_BYTES = 16 << 20
 
 TROUBLE_S = 300.0
 """How long it is told that a payload could not be stored, if nobody brings another."""
+
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class PayloadFiles:
         segment, place = self._put(data)
         try:
             self._sync(segment, place.start + place.num_bytes)
+            if self._trouble:
+                _log.info("contributions_are_stored_again")
             self._trouble = ""
             yield place
         finally:
@@ -223,6 +230,8 @@ class PayloadFiles:
                 self._disk.remove(self._path(segment.number))
 
     def _failed(self, error: OSError) -> StorageError:
+        if not self._trouble:
+            _log.error("contribution_not_stored", reason=str(error))
         self._trouble, self._trouble_at_s = _sentence(error), time.monotonic()
         return StorageError(self._trouble)
 

@@ -82,16 +82,16 @@ def create_run(
     `values`: one fragment value each, float32 (rows_padded, block). All or
     nothing: a directory that exists is refused, a failed attempt leaves none.
 
-    Raises RunDirectoryError when `path` exists and is not empty, NonFiniteError
-    when a weight is not finite.
+    Raises RunDirectoryError when `path` exists and is not empty or its disk takes no run,
+    NonFiniteError when a weight is not finite.
     """
     if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
         raise RunDirectoryError(f"{path} exists already: name another directory or remove it")
     parameters = Parameters.newborn(spec, layout, values)
     state = new_state(spec, parameters.digests(), generation=0)
-    disk.make_directory(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
+        disk.make_directory(path.parent)
         disk.make_directory(draft / "snapshots")
         document = {"format": FORMAT, "spec": json.loads(spec.model_dump_json())}
         write_atomically(disk, draft / "run.json", seal(document))
@@ -104,6 +104,8 @@ def create_run(
             path.rmdir()
         disk.rename(draft, path)
         disk.sync_directory(path.parent)
+    except OSError as error:
+        raise RunDirectoryError(f"no run can be made at {path}: {error.strerror or error}") from error
     finally:
         disk.remove(draft)
 
