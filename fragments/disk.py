@@ -4,6 +4,8 @@ the call that says so returns, and at no other time. Passed in, so that a test c
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import shutil
 import sqlite3
@@ -11,6 +13,10 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
+
+_PAGE_BYTES = 4096
+_DIRECT_BYTES = 1 << 18
+"""A write of so many bytes in whole pages passes by the system's cache, so many at a time."""
 
 
 @runtime_checkable
@@ -75,20 +81,35 @@ class Disk(Protocol):
 class RealFile:
     """A `DiskFile` of the operating system. It holds nothing back: what finds no room is refused
     when it is written, and nothing is left to be written when the file is closed.
+
+    Whole pages of a large write pass by the system's cache, where the file system can do that: a
+    snapshot of gigabytes that nobody will read soon would push everything else out of it, and
+    copying it there, page by page, cost the server a seventh of its processor time in `diloco
+    bench`. What is left of such a write before and behind its whole pages goes through the cache,
+    so no page is ever written in both ways.
     """
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
+        self._offset = 0
+        self._direct: _Direct | None = None
+        self._may_be_direct = hasattr(os, "O_DIRECT")
 
     def write(self, data: bytes | memoryview) -> None:
         """See `DiskFile`."""
         rest = memoryview(data).cast("B")
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        head = -self._offset % _PAGE_BYTES
+        whole = (len(rest) - head) // _PAGE_BYTES * _PAGE_BYTES
+        if whole < _DIRECT_BYTES or not self._may_be_direct:
+            self._write_cached(rest)
+            return
+        self._write_cached(rest[:head])
+        written = self._write_direct(rest[head : head + whole])
+        self._write_cached(rest[head + written :])
 
     def seek(self, offset: int) -> None:
         """See `DiskFile`."""
-        self._file.seek(offset)
+        self._offset = offset
 
     def sync(self) -> None:
         """See `DiskFile`."""
@@ -96,7 +117,38 @@ class RealFile:
 
     def close(self) -> None:
         """See `DiskFile`."""
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         self._file.close()
+
+    def _write_cached(self, rest: memoryview) -> None:
+        while rest:
+            written = os.pwrite(self._file.fileno(), rest, self._offset)
+            self._offset += written
+            rest = rest[written:]
+
+    def _write_direct(self, pages: memoryview) -> int:
+        """Write whole pages at one; how many bytes were, all but where it turns out that this file
+        system cannot.
+        """
+        written = 0
+        try:
+            if self._direct is None:
+                self._direct = _Direct(self._file.fileno())
+            while written < len(pages):
+                part = pages[written : written + _DIRECT_BYTES]
+                num_bytes = self._direct.write(part, self._offset)
+                self._offset += num_bytes
+                written += num_bytes
+                if num_bytes % _PAGE_BYTES:
+                    # There was room for no more: the cached write of the rest will say so.
+                    break
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT):
+                raise
+            self._may_be_direct = False
+        return written
 
     def __enter__(self) -> RealFile:
         return self
@@ -108,6 +160,29 @@ class RealFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Direct:
+    """Another way into an open file, past the system's cache. Raises OSError, EINVAL where its file
+    system has none.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        # By its descriptor: the name may be another file's by now.
+        path = f"/proc/self/fd/{descriptor}"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+        self._room = mmap.mmap(-1, _DIRECT_BYTES)  # begins with a page, as such a write must
+
+    def write(self, pages: memoryview, offset: int) -> int:
+        """Write at most _DIRECT_BYTES; how many were."""
+        self._room[: len(pages)] = pages
+        with memoryview(self._room) as room, room[: len(pages)] as part:
+            return os.pwrite(self._descriptor, part, offset)
+
+    def close(self) -> None:
+        """Use it no more."""
+        os.close(self._descriptor)
+        self._room.close()
 
 
 class RealDisk:
