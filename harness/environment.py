@@ -8,17 +8,13 @@ import sys
 from collections.abc import Mapping, MutableMapping
 
 # CPU thread pools of several jax processes on few cores fight each other, so that each process
-# makes fewer steps than it would with one thread.
-_FEW_THREADS = {
-    "--xla_cpu_multi_thread_eigen": "false",
-    "intra_op_parallelism_threads": "1",
-}
-_NO_FUSED_MULTIPLY_ADD = {"--xla_cpu_max_isa": "AVX"}
+# makes fewer steps than it would with one thread. NPROC is what XLA takes for the number of cores;
+# its flag --xla_cpu_multi_thread_eigen changes nothing any more.
+_POOLS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_NO_FUSED_MULTIPLY_ADD = "--xla_cpu_max_isa"
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
 """What the allocator maps has large pages, which cost the kernel a tenth of the faults; see
 `harness.memory`. In GLIBC_TUNABLES, which glibc reads when a process begins."""
-
-_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def use_few_threads(environ: MutableMapping[str, str]) -> None:
@@ -27,7 +23,9 @@ def use_few_threads(environ: MutableMapping[str, str]) -> None:
     Raises:
         RuntimeError: when this is the process's own environment and jax has read it already.
     """
-    _apply(_FEW_THREADS, environ)
+    _check_unread(environ)
+    for pool in _POOLS:
+        environ.setdefault(pool, "1")
 
 
 def few_threads(environ: Mapping[str, str]) -> dict[str, str]:
@@ -44,27 +42,26 @@ def use_server_arithmetic(environ: MutableMapping[str, str]) -> None:
     An accelerator that may be there belongs to a learner.
 
     With fused multiply-add, which XLA uses on x86 from AVX2 on, a Nesterov step differs from the
-    same formula in numpy in the last bit of about a fifth of its elements; with AVX it is equal.
-    The step is bound by memory, so it costs nothing. Only x86-64 has such a switch.
+    same formula in numpy in the last bit of about a third of its elements; with AVX it is equal.
+    The step is bound by memory, so it costs nothing. Only x86-64 has such a switch. (The built-in
+    outer step is a loop of our own, which has the same bits everywhere; this is for an optimizer
+    of the user's and for what else the server computes.)
 
     Raises:
         RuntimeError: when this is the process's own environment and jax has read it already.
     """
-    _apply(_FEW_THREADS, environ)
+    use_few_threads(environ)
     environ["JAX_PLATFORMS"] = "cpu"
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        _apply(_NO_FUSED_MULTIPLY_ADD, environ)
-
-
-def _apply(flags: dict[str, str], environ: MutableMapping[str, str]) -> None:
-    if environ is os.environ and "jax" in sys.modules:
-        raise RuntimeError("jax is already imported: it has read XLA_FLAGS")
     given = environ.get("XLA_FLAGS", "").split()
-    names = {word.partition("=")[0] for word in given}
-    added = [f"{name}={value}" for name, value in flags.items() if name not in names]
-    environ["XLA_FLAGS"] = " ".join([*given, *added])
-    for pool in _POOLS:
-        environ.setdefault(pool, "1")
+    is_set = any(word.partition("=")[0] == _NO_FUSED_MULTIPLY_ADD for word in given)
+    if platform.machine().lower() in ("x86_64", "amd64") and not is_set:
+        # First, for XLA reads no further than to a word that is no flag.
+        environ["XLA_FLAGS"] = " ".join([f"{_NO_FUSED_MULTIPLY_ADD}=AVX", *given])
+
+
+def _check_unread(environ: MutableMapping[str, str]) -> None:
+    if environ is os.environ and "jax" in sys.modules:
+        raise RuntimeError("jax is already imported: it has read its environment")
 
 
 def child_environment(*, every_core: bool = False) -> dict[str, str]:

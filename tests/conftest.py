@@ -15,7 +15,7 @@ os.environ.update(
         "JAX_NUMPY_RANK_PROMOTION": "raise",
         "JAX_PLATFORMS": "cpu",
         # The suite runs two workers on two cores; XLA's own pools would only fight each other.
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+        "NPROC": "1",
     }
 )
 

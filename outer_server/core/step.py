@@ -15,9 +15,10 @@ from jaxtyping import Array, Bool, Float32, Int32, UInt16
 from fragments.advance import advance
 from fragments.codec import Codec
 from fragments.errors import SettingsError
-from fragments.memory import computed, on_device
-from fragments.quantize import Symbols
+from fragments.memory import computed, is_in_memory, on_device
+from fragments.quantize import Quantized, Symbols
 from fragments.runspec import OuterSettings
+from outer_server.core.momentum import move
 
 
 class FragmentParameters(NamedTuple):
@@ -96,15 +97,25 @@ def make_outer_step(settings: OuterSettings, codec: Codec, step_fraction: float)
     study, the tests) compile once. SettingsError as `outer_optimizer`.
     """
     optimize = _optimize(settings.model_dump_json())
+    is_sgd = not settings.factory and settings.momentum > 0
 
     def step(
         old: FragmentParameters,
         merged_BxN: Float32[np.ndarray, "B N"],
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
+        if is_sgd and is_in_memory(old.master_BxN) and is_in_memory(old.broadcast_BxN):
+            trace, *rest = old.outer
+            moved = move(old.master_BxN, trace.trace, old.broadcast_BxN, merged_BxN, settings)
+            outer = (trace._replace(trace=moved.momentum_BxN), *rest)
+            reduced = codec.reduce(on_device(merged_BxN), valid_B, step_fraction)
+            return _sent(old, moved.master_BxN, outer, reduced)
         made = optimize(old.master_BxN, old.outer, on_device(merged_BxN))
         master_BxN, outer = computed(made)
-        return _sent(old, master_BxN, outer, valid_B, codec, step_fraction, merged_BxN)
+        reduced = codec.difference(
+            master_BxN, old.broadcast_BxN, valid_B, step_fraction, merged_BxN
+        )
+        return _sent(old, master_BxN, outer, reduced)
 
     return step
 
@@ -124,7 +135,10 @@ def make_closing_step(codec: Codec, step_fraction: float) -> OuterStep:
         valid_B: Int32[Array, " B"],
     ) -> Stepped:
         master_BxN = computed(_minus(old.master_BxN, on_device(merged_BxN)))
-        return _sent(old, master_BxN, old.outer, valid_B, codec, step_fraction, merged_BxN)
+        reduced = codec.difference(
+            master_BxN, old.broadcast_BxN, valid_B, step_fraction, merged_BxN
+        )
+        return _sent(old, master_BxN, old.outer, reduced)
 
     return step
 
@@ -154,17 +168,9 @@ def _sent(
     old: FragmentParameters,
     master_BxN: Float32[Array, "B N"],
     outer: Any,
-    valid_B: Int32[Array, " B"],
-    codec: Codec,
-    step_fraction: float,
-    room_BxN: Float32[np.ndarray, "B N"],
+    reduced: Quantized,
 ) -> Stepped:
-    """The new master, and the update that takes the broadcast copy towards it.
-
-    Compiled in pieces, between which values lie in memory: as one piece the compiler computes the
-    same values again for each of their readers. The bits are the same.
-    """
-    reduced = codec.difference(master_BxN, old.broadcast_BxN, valid_B, step_fraction, room_BxN)
+    """The new master, and the update that takes the broadcast copy towards it."""
     broadcast_BxN, digest = advance(old.broadcast_BxN, reduced.codes, reduced.step_bits)
     new = FragmentParameters(master_BxN, broadcast_BxN, outer)
     # The broadcast copy is finite, so a master that is not shows in the difference.

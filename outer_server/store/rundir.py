@@ -105,7 +105,9 @@ def create_run(
         disk.rename(draft, path)
         disk.sync_directory(path.parent)
     except OSError as error:
-        raise RunDirectoryError(f"no run can be made at {path}: {error.strerror or error}") from error
+        raise RunDirectoryError(
+            f"no run can be made at {path}: {error.strerror or error}"
+        ) from error
     finally:
         disk.remove(draft)
 

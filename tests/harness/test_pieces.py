@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -94,10 +97,35 @@ def test_the_environment_of_processes() -> None:
     flags = environ["XLA_FLAGS"].split()
     assert flags.count("--xla_cpu_max_isa=SSE4_2") == 1
     assert not any(flag.endswith("=AVX") for flag in flags)
-    assert "--xla_cpu_multi_thread_eigen=false" in flags
-    before = environ["XLA_FLAGS"]
+    assert environ["NPROC"] == "1"
+    before = dict(environ)
     use_few_threads(environ)
-    assert environ["XLA_FLAGS"] == before
+    assert environ == before
+
+
+SERVERS = """
+import os
+from pathlib import Path
+from harness.environment import use_server_arithmetic
+use_server_arithmetic(os.environ)
+import jax, numpy as np
+draw = np.random.default_rng(0)
+x, y, z = (draw.normal(size=100_000).astype(np.float32) for _ in range(3))
+made = np.asarray(jax.jit(lambda x, y, z: x + y * z)(x, y, z))
+wide = np.asarray(jax.jit(lambda a: a @ a)(np.ones((1000, 1000), np.float32)))
+names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+print(int((made != x + y * z).sum()), names.count("tf_XLAEigen"))
+"""
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_cpu_enable_fast_math=false not_a_flag"])
+def test_a_server_computes_with_one_thread_and_rounds_every_product(flags: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "NPROC"}
+    environ["XLA_FLAGS"] = flags
+    done = subprocess.run(
+        [sys.executable, "-c", SERVERS], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "1"]
 
 
 def test_settings_of_the_parent_are_not_settings_of_the_child(
