@@ -33,6 +33,7 @@ from fragments.payload import (
     max_wire_bytes,
 )
 from fragments.quantize import Quantized, Symbols, nearest_bfloat16_bits, quantize
+from fragments.quantize_loop import quantize_in_memory
 from fragments.runspec import CodecKind, CodecSettings
 
 _CODEC_OF = {"int8": INT8_CODEC, "absmax": INT8_CODEC, "bf16": BF16_CODEC, "f32": F32_CODEC}
@@ -63,9 +64,16 @@ class Codec:
         valid_B: Int32[Array, " B"],
         step_fraction: Float[Array, ""] | float,
     ) -> Quantized:
-        """A difference as symbols and steps; arguments as `quantize`. Compiled once for equal
-        codecs; may be called under jit.
+        """A difference as symbols and steps; arguments as `quantize`. On a device compiled once
+        for equal codecs; may be called under jit.
         """
+        is_traced = isinstance(x_BxN, jax.core.Tracer)
+        if self.id == INT8_CODEC and not is_traced and is_in_memory(x_BxN):
+            fraction = float(step_fraction) if self.kind == "int8" else 0.0
+            codes_BxN, step_bits_B, is_finite = quantize_in_memory(
+                np.asarray(x_BxN), np.asarray(valid_B), fraction
+            )
+            return Quantized(on_device(codes_BxN), jnp.asarray(step_bits_B), jnp.asarray(is_finite))
         quantized: Quantized = _reduce(self, x_BxN, valid_B, step_fraction)
         return quantized
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,9 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from jaxtyping import Array
 
+from fragments.codec import Codec
 from fragments.layout import TensorSpec, build_layout
 from fragments.quantize import (
+    Quantized,
     apply_update,
     dequantize,
     flush_subnormals,
@@ -66,9 +71,23 @@ def test_full_and_last_rows_have_their_valid_counts() -> None:
     assert counts.tolist() == [1, 8, 8, 8, 3] + [0] * 20
 
 
+def in_memory(x: Array, valid: np.ndarray, c: float) -> Quantized:
+    """The codec's, of what is in memory."""
+    quantized = Codec("int8", 1).reduce(x, jnp.asarray(valid), c)
+    assert isinstance(quantized, Quantized)
+    return quantized
+
+
+Quantizer = Callable[[Array, np.ndarray, float], Quantized]
+QUANTIZERS = [quantize, in_memory]
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
 @given(blocks, fractions)
-def test_steps_and_codes_are_those_of_the_reference(x: np.ndarray, c: float) -> None:
-    quantized = quantize(jnp.asarray(x), FULL, c)
+def test_steps_and_codes_are_those_of_the_reference(
+    quantizer: Quantizer, x: np.ndarray, c: float
+) -> None:
+    quantized = quantizer(jnp.asarray(x), FULL, c)
     codes, bits = np.asarray(quantized.codes), np.asarray(quantized.step_bits)
     assert bool(quantized.finite)
     assert (codes.dtype.name, bits.dtype.name) == ("int8", "uint16")
@@ -82,9 +101,10 @@ def test_steps_and_codes_are_those_of_the_reference(x: np.ndarray, c: float) -> 
     np.testing.assert_array_equal(codes, np.rint(divided).astype(np.int8))
 
 
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
 @given(blocks, fractions)
-def test_the_error_is_at_most_half_a_step(x: np.ndarray, c: float) -> None:
-    quantized = quantize(jnp.asarray(x), FULL, c)
+def test_the_error_is_at_most_half_a_step(quantizer: Quantizer, x: np.ndarray, c: float) -> None:
+    quantized = quantizer(jnp.asarray(x), FULL, c)
     restored = np.asarray(dequantize(quantized.codes, quantized.step_bits), np.float64)
     steps = np.asarray(step_values(quantized.step_bits), np.float64)[:, None]
     error = np.abs(restored - x.astype(np.float64))
@@ -92,54 +112,74 @@ def test_the_error_is_at_most_half_a_step(x: np.ndarray, c: float) -> None:
     assert (error <= np.where(steps > 0, steps / 2 * (1 + 2.0**-15), 127 * 2.0**-100)).all()
 
 
-def test_no_symbol_passes_127_wherever_the_step_is_rounded() -> None:
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_no_symbol_passes_127_wherever_the_step_is_rounded(quantizer: Quantizer) -> None:
     """Around every tie of the rounding of absmax/127 to bfloat16, where symbols are largest."""
     ties = (np.uint32(127 << 23) + (np.arange(128, dtype=np.uint32) << 16)) | np.uint32(0x8000)
     near = (ties[:, None] + np.arange(-400, 400, dtype=np.int64)[None, :]).astype(np.uint32)
     x = np.zeros((near.size, 2), np.float32)
     x[:, 0] = near.reshape(-1).view(np.float32) * np.float32(127)
     x[1::2] *= -1
-    quantized = quantize(jnp.asarray(x), np.full(near.size, 2, np.int32), 1e-6)
+    quantized = quantizer(jnp.asarray(x), np.full(near.size, 2, np.int32), 1e-6)
     codes = np.asarray(quantized.codes)
     assert bool(quantized.finite)
     assert set(np.unique(np.abs(codes.astype(np.int32)))) <= {0, 126, 127}
     np.testing.assert_array_equal(np.sign(codes), np.sign(x))
 
 
-def test_only_valid_values_count_for_the_rms() -> None:
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_only_valid_values_count_for_the_rms(quantizer: Quantizer) -> None:
     """One value in a padded row is its own RMS: with c = 1/2 its symbol is 2, exactly."""
     x = np.zeros(SHAPE, np.float32)
     x[0, 0], x[1, :4], x[2] = -3.0, 0.5, 7.0
-    quantized = quantize(jnp.asarray(x), np.array([1, 4, 16], np.int32), 0.5)
+    quantized = quantizer(jnp.asarray(x), np.array([1, 4, 16], np.int32), 0.5)
     assert np.asarray(quantized.step_bits).view(ml_dtypes.bfloat16).tolist() == [1.5, 0.25, 3.5]
     assert np.asarray(quantized.codes)[:, 0].tolist() == [-2, 2, 2]
     np.testing.assert_array_equal(dequantize(quantized.codes, quantized.step_bits), x)
 
 
-def test_padding_rows_and_zero_blocks_have_code_0() -> None:
-    quantized = quantize(jnp.zeros(SHAPE), np.array([16, 1, 0], np.int32), 0.5)
+@pytest.mark.parametrize("width", [1, 5, 16, 37, 4096])
+def test_rows_of_any_width_are_measured_whole(width: int) -> None:
+    """The last values alone, which are in no whole group of lanes, make the step and the codes."""
+    x = np.zeros((2, width), np.float32)
+    x[0, -1], x[1] = 3.0, np.random.default_rng(width).normal(size=width)
+    valid = np.full(2, width, np.int32)
+    made = in_memory(jnp.asarray(x), valid, 0.5)
+    expected = reference_steps(x, valid, 0.5)
+    assert np.abs(np.asarray(made.step_bits).astype(int) - expected.astype(int)).max() <= 1
+    steps = steps_of(np.asarray(made.step_bits))[:, None]
+    np.testing.assert_array_equal(made.codes, np.rint(x / steps).astype(np.int8))
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_padding_rows_and_zero_blocks_have_code_0(quantizer: Quantizer) -> None:
+    quantized = quantizer(jnp.zeros(SHAPE), np.array([16, 1, 0], np.int32), 0.5)
     assert not np.asarray(quantized.codes).any()
     assert not np.asarray(quantized.step_bits).any()
     assert bool(quantized.finite)
 
 
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 2.0**126, 3.4e38, -3.4e38])
 @pytest.mark.parametrize("place", [(0, 0), (1, 7), (2, 15)])
-def test_what_cannot_be_encoded_is_flagged(odd: float, place: tuple[int, int]) -> None:
+def test_what_cannot_be_encoded_is_flagged(
+    quantizer: Quantizer, odd: float, place: tuple[int, int]
+) -> None:
     x = np.ones(SHAPE, np.float32)
     x[place] = odd
-    quantized = quantize(jnp.asarray(x), FULL, 0.5)
+    quantized = quantizer(jnp.asarray(x), FULL, 0.5)
     assert not bool(quantized.finite)
     assert not np.asarray(quantized.codes)[place[0]].any()
     assert np.asarray(quantized.step_bits)[place[0]] == 0
 
 
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
 @pytest.mark.parametrize("scale", [2.0**99, 2.0**60, 1.0, 2.0**-60, 2.0**-90])
-def test_the_range_of_steps_is_used_without_overflow(scale: float) -> None:
+def test_the_range_of_steps_is_used_without_overflow(quantizer: Quantizer, scale: float) -> None:
     """Squares of these overflow or vanish in float32."""
     x = (np.arange(48, dtype=np.float32).reshape(SHAPE) - 20) / 16
-    scaled = quantize(jnp.asarray(x * np.float32(scale)), FULL, 0.5)
-    plain = quantize(jnp.asarray(x), FULL, 0.5)
+    scaled = quantizer(jnp.asarray(x * np.float32(scale)), FULL, 0.5)
+    plain = quantizer(jnp.asarray(x), FULL, 0.5)
     assert bool(scaled.finite)
     np.testing.assert_array_equal(scaled.codes, plain.codes)
     np.testing.assert_array_equal(
@@ -147,9 +187,10 @@ def test_the_range_of_steps_is_used_without_overflow(scale: float) -> None:
     )
 
 
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
 @pytest.mark.parametrize("tiny", [2.0**-149, -(2.0**-127), 2.0**-126, 2.0**-101])
-def test_a_block_of_tiny_values_is_zero(tiny: float) -> None:
-    quantized = quantize(jnp.full(SHAPE, tiny, jnp.float32), FULL, 0.5)
+def test_a_block_of_tiny_values_is_zero(quantizer: Quantizer, tiny: float) -> None:
+    quantized = quantizer(jnp.full(SHAPE, tiny, jnp.float32), FULL, 0.5)
     assert not np.asarray(quantized.codes).any()
     assert not np.asarray(quantized.step_bits).any()
     assert bool(quantized.finite)
