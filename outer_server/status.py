@@ -21,7 +21,9 @@ from outer_server.core.state import LearnerRecord, RunState
 
 def payload_digest(payload: Payload) -> str:
     """Sha256 of a payload's bytes and codec: tells a repetition from another contribution."""
-    return hashlib.sha256(payload.codec.encode() + b"\0" + payload.data).hexdigest()
+    found = hashlib.sha256(payload.codec.encode() + b"\0")
+    found.update(payload.data)
+    return found.hexdigest()
 
 
 def run_status(
