@@ -11,6 +11,7 @@ and go on so (PACKET_VNET_HDR of packet(7)).
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import sys
@@ -27,6 +28,9 @@ MOST_HELD_BYTES = 64 << 20
 _SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
 _ETH_P_ALL = 3
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_MOST_AT_ONCE = 128
+"""Frames that are taken in between two looks at what is due."""
+
 _LARGEST_FRAME = 10 + (1 << 16) + 64
 _BUFFER_BYTES = 8 << 20
 
@@ -42,12 +46,16 @@ class _Direction:
     _held_bytes: int = 0
 
     def take_in(self) -> None:
-        """All frames that have come."""
-        while True:
+        """The frames that have come, _MOST_AT_ONCE of them at most."""
+        for _ in range(_MOST_AT_ONCE):
             try:
                 frame = self.source.recv(_LARGEST_FRAME)
             except BlockingIOError:
                 return
+            except OSError as error:
+                if error.errno == errno.ENETDOWN:  # Told once when a device goes down.
+                    return
+                raise
             if self._held_bytes + len(frame) <= MOST_HELD_BYTES:
                 self._held.append((time.monotonic() + self.delay_s, frame))
                 self._held_bytes += len(frame)
@@ -90,12 +98,13 @@ def carry(one: str, other: str, delay_s: float) -> None:
 
 
 def _opened(device: str) -> socket.socket:
-    end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+    # Of no protocol, so it hears nothing before it is bound to its one device.
+    end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     end.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
     end.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     for option in (_SO_RCVBUFFORCE, _SO_SNDBUFFORCE):
         end.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
-    end.bind((device, 0))
+    end.bind((device, _ETH_P_ALL))
     end.setblocking(False)
     return end
 

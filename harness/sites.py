@@ -82,7 +82,7 @@ class Sites:
     def __init__(self, names: Iterable[str], delay_ms: float = 0.0) -> None:
         self._names, self._link_delay_s = list(names), delay_ms / 2000
         self._sites: dict[str, _Site] = {}
-        self._delay_lines: list[subprocess.Popen[bytes]] = []
+        self._delay_lines: dict[str, subprocess.Popen[bytes]] = {}
         self._switch: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Sites:
@@ -92,7 +92,8 @@ class Sites:
             raise SettingsError(f"{len(self._names)} sites are more than {_MOST_SITES}")
         try:
             self._switch = _hold(_SWITCH)
-            self._at_switch("ip", "link", "add", _SWITCH, "type", "bridge")
+            # One that asks nobody for multicast groups.
+            self._at_switch("ip", "link", "add", _SWITCH, "type", "bridge", "mcast_snooping", "0")
             self._at_switch("ip", "link", "set", _SWITCH, "up")
             for number, name in enumerate(self._names, start=_FIRST_NUMBER):
                 self._add(name, number)
@@ -101,8 +102,13 @@ class Sites:
             raise
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        self._close()
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        try:
+            if kind is None:
+                for name in self._delay_lines:
+                    self._check(name)
+        finally:
+            self._close()
 
     def address(self, name: str) -> str:
         """The site's only address. It is its host name too, which programs look up to be found."""
@@ -114,6 +120,7 @@ class Sites:
 
     def shape(self, name: str, rate_mbit: float) -> None:
         """From here on the site sends and receives `rate_mbit` (10^6 bits a second) each way."""
+        self._check(name)
         site = self._sites[name]
         self._at_site(name, *shape_words(_DEVICE, rate_mbit))
         self._at_switch(*shape_words(site.port, rate_mbit))
@@ -128,6 +135,7 @@ class Sites:
 
     def carried_bytes(self, name: str) -> tuple[int, int]:
         """Bytes that the site has sent and received so far, with most headers."""
+        self._check(name)
         devices = Path(f"/proc/{self._sites[name].holder.pid}/net/dev").read_text("ascii")
         (line,) = (line for line in devices.splitlines() if line.strip().startswith(f"{_DEVICE}:"))
         counts = line.partition(":")[2].split()
@@ -141,20 +149,28 @@ class Sites:
         self._at_switch("ip", "link", "add", site.port, "type", "veth", *peer)
         self._at_switch("ip", "link", "set", site.port, "up")
         if site.is_delayed:
-            self._delay(site)
+            self._delay(name, site)
         self._at_switch("ip", "link", "set", site.at_switch, "master", _SWITCH, "up")
         self._at_site(name, "ip", "address", "add", f"{address}/24", "dev", _DEVICE)
         self._at_site(name, "ip", "link", "set", _DEVICE, "up")
 
-    def _delay(self, site: _Site) -> None:
+    def _check(self, name: str) -> None:
+        """Raises SettingsError where the site is cut off because its delay line has died."""
+        line = self._delay_lines.get(name)
+        if line is not None and (code := line.poll()) is not None:
+            raise SettingsError(
+                f"the delay line of site {name} has ended (exit code {code}), so nothing came or"
+                " went any more: what was measured since then tells nothing"
+            )
+
+    def _delay(self, name: str, site: _Site) -> None:
         """Begins the delay line between the site's device and the one at the switch."""
         assert self._switch is not None
         end = f"end{site.number}"
         self._at_switch("ip", "link", "add", site.at_switch, "type", "veth", "peer", "name", end)
         self._at_switch("ip", "link", "set", end, "up")
         words = module("harness.delayline", site.port, end, str(self._link_delay_s))
-        line = _started([*_inside(self._switch), *words])
-        self._delay_lines.append(line)
+        self._delay_lines[name] = _started([*_inside(self._switch), *words])
 
     def _at_switch(self, *words: str) -> None:
         assert self._switch is not None
@@ -165,21 +181,30 @@ class Sites:
 
     def _close(self) -> None:
         holders = [site.holder for site in self._sites.values()]
-        for each in [*self._delay_lines, *holders, *([self._switch] if self._switch else [])]:
+        for each in [
+            *self._delay_lines.values(),
+            *holders,
+            *([self._switch] if self._switch else []),
+        ]:
             assert each.stdin is not None
             assert each.stdout is not None
             each.stdin.close()
             each.wait(_CALL_S)
             each.stdout.close()
-        self._sites, self._delay_lines, self._switch = {}, [], None
+        self._sites, self._delay_lines, self._switch = {}, {}, None
 
 
 def _hold(host_name: str) -> subprocess.Popen[bytes]:
     """A process in a namespace of its own, which ends when its stdin does; it is ready.
 
     The host name is in a namespace too: programs that look up their own (Gloo) find the address.
+    There is no IPv6, whose devices would look for neighbours over the links that are measured.
     """
-    work = f"echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up && echo && exec cat"
+    no_ipv6 = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e $f ] || echo 1 > $f; done"
+    work = (
+        f"{no_ipv6}; echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up && echo"
+        " && exec cat"
+    )
     return _started(["unshare", "--net", "--uts", "--", "sh", "-c", work])
 
 
@@ -191,6 +216,9 @@ def _started(argv: list[str]) -> subprocess.Popen[bytes]:
     )
     assert started.stdout is not None
     if not started.stdout.readline():
+        assert started.stdin is not None
+        started.stdin.close()
+        started.stdout.close()
         started.wait(_CALL_S)
         raise SettingsError("a site could not be made; what is above says why")
     return started

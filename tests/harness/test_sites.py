@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fragments.errors import SettingsError
 from harness.environment import child_environment
 from harness.sites import Sites
 from tests.support.sites import require_sites
@@ -53,7 +54,9 @@ MAKE = """
 import sys
 from harness.sites import Sites
 with Sites(["one", "two"], delay_ms=2) as sites:
-    print(*(word for name in ("one", "two") for word in sites.words(name) if word.isdigit()))
+    held = [sites._switch, *sites._delay_lines.values()]
+    held += [site.holder for site in sites._sites.values()]
+    print(*(process.pid for process in held))
     sys.stdout.flush()
     sys.stdin.read()
 """
@@ -166,6 +169,29 @@ def test_what_is_far_can_be_cut_off(far_sites: Sites) -> None:
     assert _told(listening) == "0"
 
 
+def test_a_dead_delay_line_is_no_cut_that_was_asked_for() -> None:
+    require_sites()
+
+    def lose_a_line() -> None:
+        with Sites(["one", "two"], delay_ms=DELAY_MS) as far:
+            far.carried_bytes("two")
+            line = far._delay_lines["two"]
+            line.kill()
+            line.wait(30)
+            far.carried_bytes("one")
+            with pytest.raises(SettingsError, match="delay line of site two"):
+                far.carried_bytes("two")
+
+    with pytest.raises(SettingsError, match="delay line of site two has ended"):
+        lose_a_line()
+
+
+def test_nothing_talks_over_a_link_but_who_is_at_it(far_sites: Sites) -> None:
+    before = far_sites.carried_bytes("one")
+    time.sleep(2.0)
+    assert far_sites.carried_bytes("one") == before
+
+
 def test_what_is_cut_off_is_reached_again_when_mended(sites: Sites) -> None:
     listening = _listening(sites, "two")
     sites.cut("one")
@@ -192,7 +218,7 @@ def test_nothing_stays_behind_when_who_made_them_is_killed(tmp_path: Path) -> No
     maker = subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=child_environment(), text=True)
     assert maker.stdout is not None
     holders = [Path("/proc") / pid for pid in maker.stdout.readline().split()]
-    assert len(holders) == 2
+    assert len(holders) == 5
     assert all(holder.exists() for holder in holders)
     maker.send_signal(signal.SIGKILL)
     maker.communicate(timeout=30)
