@@ -8,6 +8,7 @@
 | 3 | the outer server cannot be reached |
 | 4 | the outer server refuses this process, or what it asks for |
 | 5 | the run directory is missing, damaged, in use, or of another version |
+| 130 | stopped by SIGINT or SIGTERM before it was done, as a shell says it |
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ USAGE = 2
 UNREACHABLE = 3
 REFUSED = 4
 RUN_DIRECTORY = 5
+STOPPED = 130
 
 _CODES: tuple[tuple[type[DilocoError], int], ...] = (
     (SettingsError, USAGE),

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-_STOPPED = 1
+_STOPPED = 130
+"""See `cli.exit`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

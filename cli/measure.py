@@ -53,7 +53,9 @@ def measure(
         try:
             result = bench(place, stop, lambda line: print(line, file=sys.stderr))
         except StoppedError:
-            # Nothing was measured, so whoever waits for that must not go on.
+            if settings.out is not None:
+                print(f"stopped; what there is by now is in {settings.out}", file=sys.stderr)
+            # It was not all measured, so whoever waits for that must not go on.
             raise KeyboardInterrupt from None
     if settings.json_:
         print(result.model_dump_json(indent=2))

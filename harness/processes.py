@@ -1,9 +1,10 @@
 """Supervised child processes: started, watched, restarted to a bound, and ended with the parent.
 
-Every child has a session of its own (a Ctrl-C in the terminal reaches the parent alone) and writes
-to a log file. One of this machine holds the reading end of a pipe as its stdin, which closes when
-the parent ends in whatever way, kill -9 included; a child started with `--exit-with-parent` stops
-itself then.
+Every child has a process group of its own (a Ctrl-C in the terminal reaches the parent alone) and
+writes to a log file. One of this machine holds the reading end of a pipe as its stdin, which closes
+when the parent ends in whatever way, kill -9 included; a child started with `--exit-with-parent`
+stops itself then. One that stands still (`pause`) cannot, but it is in the parent's session: when
+the parent ends, its group is an orphan with a stopped member, and the kernel hangs it up.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Running(Protocol):
 
 
 class LocalProcess:
-    """A `Running` of this machine, with a session of its own and a pipe as its stdin."""
+    """A `Running` of this machine, with a process group of its own and a pipe as its stdin."""
 
     def __init__(self, command: Command) -> None:
         command.log.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,7 @@ class LocalProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(command.environ),
-                start_new_session=True,
+                process_group=0,
             )
 
     @property

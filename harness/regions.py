@@ -96,8 +96,14 @@ def _explain(error: ValidationError) -> str:
             known = RegionMap.model_fields if len(place) == 1 else Region.model_fields
             hint = did_you_mean(place[-1], known) or f"; there are {', '.join(known)}"
             message = f"no such setting{hint}"
-        elif detail["type"] == "missing":
+        elif place[:1] == ["regions"] and len(place) == 1:
             message = "the map has no regions: give each a table [regions.NAME]"
+            if detail["type"] == "too_long":
+                message = f"there are more than {MOST_REGIONS}"
+        elif detail["type"] in ("model_type", "dict_type", "model_attributes_type"):
+            message = (
+                f"is no region: write a table [{'.'.join(place)}] with rate_mbit, delay_ms, speed"
+            )
         elif detail["type"] == "string_pattern_mismatch":
             message = "a region's name has letters, digits, `_`, `.` and `-` only, 64 at most"
         lines.append(f"{'.'.join(place)}: {message}")

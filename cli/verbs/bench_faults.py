@@ -35,7 +35,7 @@ class BenchFaultsSettings(MeasureSettings):
         le=3600,
         description="seconds from a repair to the next step, the same for all",
     )
-    learners: int = Field(default=4, ge=1, le=16, description="number of learners")
+    learners: int = Field(default=4, ge=2, le=16, description="number of learners")
     pace_s: float = Field(default=0.25, gt=0, description="least seconds a step of a learner takes")
     tokens: int = Field(
         default=500_000, gt=0, description="trained in a run, by all learners; 256 a step"
@@ -63,7 +63,9 @@ class BenchFaultsSettings(MeasureSettings):
 
 
 def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
-    """What these settings ask for. SettingsError for an MTBF that is none."""
+    """What these settings ask for. SettingsError for an MTBF that is none or comes twice, and for
+    a run that is over before anybody comes back.
+    """
     from harness.fault_rates.plan import FaultRatesPlan
 
     try:
@@ -72,9 +74,13 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
         mtbfs_s = ()
     if not mtbfs_s or not all(0 < each < 1e9 for each in mtbfs_s):
         raise SettingsError(f"--mtbf-s {settings.mtbf_s}: give seconds, such as 400,180,80")
+    if len(set(mtbfs_s)) < len(mtbfs_s):
+        raise SettingsError(
+            f"--mtbf-s {settings.mtbf_s} names one twice: --seeds runs several schedules of each"
+        )
     if settings.delay_ms and settings.rate_mbit is None:
         raise SettingsError("--delay-ms: give --rate-mbit too, such as 1000")
-    return FaultRatesPlan(
+    plan = FaultRatesPlan(
         out=out,
         mtbfs_s=mtbfs_s,
         repair_s=settings.repair_s,
@@ -88,6 +94,13 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
         rate_mbit=settings.rate_mbit,
         delay_ms=settings.delay_ms,
     )
+    away_s = settings.repair_s + settings.restart_s
+    if plan.calm_s < away_s:
+        raise SettingsError(
+            f"--tokens {settings.tokens} take {plan.calm_s:.1f} s, and a learner that is killed is"
+            f" away for {away_s:g} s (--repair-s and --restart-s): give more, so that it comes back"
+        )
+    return plan
 
 
 def run(settings: BenchFaultsSettings) -> None:
@@ -105,10 +118,13 @@ def run(settings: BenchFaultsSettings) -> None:
         from harness.fault_rates.report import report
         from harness.fault_rates.run import FaultRatesBench
 
-        result = FaultRatesBench(replace(plan, out=out), stop, tell).run()
-        (out / "faults.json").write_text(result.model_dump_json(indent=2) + "\n", "utf-8")
-        (out / "faults.md").write_text(report(result) + "\n", "utf-8")
-        draw(result, out / "faults.png")
+        def keep(result: FaultRatesResult) -> None:
+            (out / "faults.json").write_text(result.model_dump_json(indent=2) + "\n", "utf-8")
+            (out / "faults.md").write_text(report(result) + "\n", "utf-8")
+            draw(result, out / "faults.png")
+
+        result = FaultRatesBench(replace(plan, out=out), stop, tell, keep).run()
+        keep(result)
         return result
 
     def show(result: FaultRatesResult) -> None:
@@ -132,7 +148,8 @@ VERB = Verb(
         "Prints goodput beside what the paper's rule gives, uptime and loss, and where the time\n"
         "went. Exit code 1 if a promise is broken, or if less is kept than by the rule, or less\n"
         "than 80%, at the rate at which data-parallel training keeps 55 to 60%; or if it keeps\n"
-        "that at none. --out keeps faults.json, faults.md, faults.png and all runs.\n\n"
+        "that at none. --out keeps faults.json, faults.md, faults.png and all runs; where it is\n"
+        "stopped, of the schedules that were through by then.\n\n"
         "Says first how long it takes, 40 minutes by the defaults. Processes need seconds of a\n"
         "processor to start, so leave the machine alone meanwhile; the report says how many were\n"
         "late. With --seeds 5 it prints means and standard deviations over five schedules.\n\n"

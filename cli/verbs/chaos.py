@@ -45,7 +45,8 @@ class ChaosSettings(MeasureSettings):
     )
     rate_mbit: float = Field(default=1.0, ge=0.1, description="what a link carries at fault rate")
     script: Path | None = Field(
-        default=None, description="faults by the clock or by trained tokens, from a TOML file"
+        default=None,
+        description="faults by the clock or by tokens, from a TOML file; with --mtbf-s both",
     )
     tokens: int | None = Field(
         default=None,
@@ -139,6 +140,7 @@ def plan_of(settings: ChaosSettings, out: Path) -> ChaosPlan:
             " --server-away-s) hold training until each is repaired: they do not go together with"
             " --mtbf-s or --script"
         )
+    _refuse_unused(settings)
     plan = ChaosPlan(
         out=out,
         spec=small_spec(),
@@ -154,31 +156,65 @@ def plan_of(settings: ChaosSettings, out: Path) -> ChaosPlan:
     )
     if not by_clock:
         return replace(plan, checkpoint_every_s=settings.checkpoint_every_s)
+    script, drawn = _outages(settings, names_of(plan.islands))
+    tokens = settings.tokens or TOKENS_PER_LEARNER * settings.learners
+    late = [each for each in script if (each.at_tokens or 0) >= tokens]
+    if late:
+        raise SettingsError(
+            f"{settings.script}: at_tokens = {late[0].at_tokens} of {late[0].what} is not reached:"
+            f" the run ends at {tokens} (--tokens)"
+        )
     return replace(
         plan,
-        outages=_outages(settings, names_of(plan.islands)),
-        tokens=settings.tokens or TOKENS_PER_LEARNER * settings.learners,
+        outages=(*script, *drawn),
+        scripted=len(script),
+        tokens=tokens,
         checkpoint_every_s=settings.checkpoint_every_s or 10.0,
         mtbf_s=settings.mtbf_s,
         repair_s=settings.repair_s if settings.mtbf_s is not None else None,
     )
 
 
+def _refuse_unused(settings: ChaosSettings) -> None:
+    """SettingsError for what was given and changes nothing in this kind of run."""
+    given = settings.model_fields_set
+    drawn = {"repair_s", "faults", "slow_factor", "rate_mbit"}
+    if settings.mtbf_s is None and (unused := sorted(drawn & given)):
+        raise SettingsError(f"{_flags(unused)}: faults of that kind are drawn with --mtbf-s")
+    by_clock = settings.mtbf_s is not None or settings.script is not None
+    if not by_clock and settings.tokens is not None:
+        raise SettingsError(
+            "--tokens is the budget of a run with --mtbf-s or --script; with faults by count it"
+            " follows from --tokens-per-fault"
+        )
+    if by_clock and "tokens_per_fault" in given:
+        raise SettingsError(
+            "--tokens-per-fault spaces faults by count; with --mtbf-s or --script give --tokens"
+        )
+
+
+def _flags(names: Sequence[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
 def _given(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-def _outages(settings: ChaosSettings, names: Sequence[str]) -> tuple[Outage, ...]:
+def _outages(
+    settings: ChaosSettings, names: Sequence[str]
+) -> tuple[tuple[Outage, ...], tuple[Outage, ...]]:
+    """Those of the script, and those that are drawn."""
     from harness.chaos.outages import Rates, draw_outages, parse_kinds, read_script
 
     kinds = parse_kinds(settings.faults)
     found = read_script(settings.script, names) if settings.script is not None else ()
     if settings.mtbf_s is None:
-        return found
+        return found, ()
     rates = Rates(
         settings.mtbf_s, settings.repair_s, kinds, settings.slow_factor, settings.rate_mbit
     )
-    return (*found, *draw_outages(rates, names, settings.wall_limit_s, settings.seed))
+    return found, draw_outages(rates, names, settings.wall_limit_s, settings.seed)
 
 
 def run(settings: ChaosSettings) -> None:

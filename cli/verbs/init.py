@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from cli import exit as exits
 from cli.keys import Positional, VerbSettings
 from cli.stop import Unbegun, stop_on_signal
 from cli.verb import Verb
@@ -67,7 +68,7 @@ def run(settings: InitSettings) -> None:
         print(f"{settings.run_dir}: run {found.run_id} is there already; nothing to do")
         return
     # Compiling cannot be interrupted, but has nothing to clean up; writing is the other way round.
-    unbegun = Unbegun(threading.Event(), "diloco: stopped before it was done", 1)
+    unbegun = Unbegun(threading.Event(), "diloco: stopped before it was done", exits.STOPPED)
     with stop_on_signal(unbegun=unbegun) as stop:
         from harness.birth import prepare_birth
         from harness.lengths import advice

@@ -66,7 +66,7 @@ VERB = Verb(
         "Run a study: a matrix of simulated runs, each with real training on a virtual clock. Its\n"
         "TOML file says rows and seeds. Cells that are finished already are kept, so the command\n"
         "goes on where it was stopped. Tables and pictures are written beside the cells.\n"
-        "Exit code 1 when it was stopped before the end, or when a cell could not be made or is\n"
+        "Exit code 130 when it was stopped before the end, 1 when a cell could not be made or is\n"
         "damaged; the table is of all others then."
     ),
     examples="examples:\n  diloco study run studies/headline.toml\n"

@@ -44,6 +44,7 @@ class Breaker:
     site: Site
     tell: Callable[[str], None]
     befell: list[Befell] = field(default_factory=list)
+    unbegun: tuple[Outage, ...] = ()
     _pending: list[Outage] = field(init=False)
     _active: dict[str, tuple[Outage, float]] = field(default_factory=dict)
 
@@ -67,9 +68,12 @@ class Breaker:
         self.site.tick()
 
     def finish(self, now_s: float) -> None:
-        """The run is over: repair everything, begin nothing more. Idempotent."""
+        """The run is over: repair everything, begin nothing more. `unbegun` is what never was its
+        turn. Idempotent.
+        """
         for unit in list(self._active):
             self._end(unit, now_s)
+        self.unbegun += tuple(self._pending)
         self._pending = []
 
     def _end(self, unit: str, now_s: float) -> None:

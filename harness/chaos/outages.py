@@ -24,6 +24,11 @@ from harness.regions import SLOWEST_MBIT
 MOST = 10_000
 """Outages in a schedule."""
 
+_AMOUNTS = {
+    "factor": "how many times longer a step is, above 1",
+    "mbit": f"what the link carries in Mbit/s, {SLOWEST_MBIT:g} at least",
+}
+
 
 class OutageKind(StrEnum):
     """What breaks.
@@ -70,13 +75,15 @@ class Outage(BaseModel):
         if (self.at_s is None) == (self.at_tokens is None):
             raise ValueError("give at_s or at_tokens, one of them")
         for name, kind in (("factor", OutageKind.SLOW), ("mbit", OutageKind.RATE)):
-            if (getattr(self, name) is not None) != (self.what is kind):
+            is_given = getattr(self, name) is not None
+            if is_given and self.what is not kind:
                 raise ValueError(f"{name} belongs to what = {str(kind)!r}, and to that alone")
-        if self.what.is_of_server != (self.whom == SERVER):
-            raise ValueError(
-                f"{self.what} befalls {'the server' if self.what.is_of_server else 'a learner'}:"
-                f" whom = {self.whom!r}"
-            )
+            if self.what is kind and not is_given:
+                raise ValueError(f"what = {str(kind)!r} takes {name}, too: {_AMOUNTS[name]}")
+        if self.what.is_of_server and self.whom != SERVER:
+            raise ValueError(f"{self.what} befalls the server: leave out whom = {self.whom!r}")
+        if self.whom == SERVER and not self.what.is_of_server:
+            raise ValueError(f"{self.what} befalls a learner: give its name as whom")
         return self
 
     def is_due(self, now_s: float, tokens: float) -> bool:
@@ -204,7 +211,27 @@ def read_script(path: Path, learners: Sequence[str]) -> tuple[Outage, ...]:
                 f"{path}: fault {number}: there is no learner {outage.whom!r}; there are"
                 f" {', '.join(learners)}"
             )
+    if both := _overlap(faults):
+        one, other = both
+        raise SettingsError(
+            f"{path}: {one.whom} suffers one thing at a time, and at {other.at_s:g} s it has"
+            f" {one.what} until {(one.at_s or 0.0) + one.for_s:g} s: begin {other.what} later"
+        )
     return faults
+
+
+def _overlap(faults: Sequence[Outage]) -> tuple[Outage, Outage] | None:
+    """Two of the same unit that are to be at the same time; None where the script has none whose
+    time is known.
+    """
+    last: dict[str, Outage] = {}
+    timed = (outage for outage in faults if outage.at_s is not None)
+    for outage in sorted(timed, key=lambda each: each.at_s or 0.0):
+        before = last.get(outage.whom)
+        if before is not None and (outage.at_s or 0.0) < (before.at_s or 0.0) + before.for_s:
+            return before, outage
+        last[outage.whom] = outage
+    return None
 
 
 def _explained(error: ValidationError) -> str:
@@ -216,6 +243,12 @@ def _explained(error: ValidationError) -> str:
     if detail["type"] == "extra_forbidden":
         known = Outage.model_fields if len(place) > 1 else _Script.model_fields
         return f"{_place(place)}: no such key{did_you_mean(str(place[-1]), known)}"
+    if place == ["faults"] and detail["type"] in ("missing", "too_short"):
+        return "it names no fault: give each a table [[faults]]"
+    if place == ["faults"]:
+        return "faults is not a list of tables: write [[faults]], with two brackets, before each"
+    if detail["type"] == "missing":
+        return f"{_place(place)}: is missing"
     return f"{_place(place)}: {detail['msg'].removeprefix('Value error, ')}"
 
 

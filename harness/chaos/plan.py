@@ -52,8 +52,9 @@ class ChaosPlan:
     `tokens_per_fault`: trained tokens of all learners in a stretch of the schedule; the budget of
     `spec` is set from it, unless `tokens` is given. `compare`: the same run is done first with no
     faults, at the same budget. `is_calm`: nothing of all that happens. `mtbf_s`, `repair_s`: what
-    the outages were drawn with, where they were. `restart_s`, `link`: see `Units`. `image`: all of
-    it runs in containers of that image; None for processes of this machine.
+    the outages were drawn with, where they were; the first `scripted` of them were not.
+    `restart_s`, `link`: see `Units`. `image`: all of it runs in containers of
+    that image; None for processes of this machine.
     """
 
     out: Path
@@ -69,6 +70,7 @@ class ChaosPlan:
     is_calm: bool = False
     wall_limit_s: float = 7200.0
     outages: tuple[Outage, ...] = ()
+    scripted: int = 0
     tokens: int | None = None
     checkpoint_every_s: float | None = None
     mtbf_s: float | None = None

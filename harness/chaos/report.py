@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from harness.chaos.outages import OutageKind
 from harness.chaos.result import ChaosResult, KindFigures, Models, Spent, Spread
+
+_WORDS = {
+    OutageKind.PARTITION: "a learner's link cut",
+    OutageKind.SLOW: "a learner slowed",
+    OutageKind.RATE: "a learner's link narrowed",
+    OutageKind.DISK_FULL: "the server's disk full",
+}
 
 MERGED = "steps that came into the weights (goodput)"
 DOWN = "killed or stopped, until the repair"
@@ -22,6 +30,9 @@ def report(result: ChaosResult) -> str:
         _table("what the referee found", _found(result)),
         _table("figures", _figures(result)),
     ]
+    if result.unbegun:
+        told = "Of the script these never began, since the run was over before:"
+        parts.append("\n".join([told, "", *_lines(result.unbegun)]))
     if result.by_kind:
         parts.append(_kinds(result.by_kind))
     if result.models is not None:
@@ -71,6 +82,9 @@ def _done(result: ChaosResult) -> dict[str, object]:
         "kill -9 of a learner": result.learner_kills,
         "a learner stopped": result.learner_stops,
     }
+    for kind in (OutageKind.PARTITION, OutageKind.SLOW, OutageKind.RATE, OutageKind.DISK_FULL):
+        if count := sum(outage.what == kind for outage in result.outages):
+            done[_WORDS[kind]] = count
     if result.image is not None:
         done["each process in a container of"] = f"`{result.image}`"
     if result.away is not None:

@@ -120,6 +120,9 @@ class ChaosResult(_Record):
     mtbf_s: float | None = Field(description="of each unit; null for a schedule by hand or count")
     repair_s: float | None
     outages: tuple[Suffered, ...] = Field(description="those by the clock, as they came")
+    unbegun: tuple[str, ...] = Field(
+        default=(), description="of a script, whose moment never came: the run was over before"
+    )
     by_kind: dict[str, KindFigures]
     spent: Spent | None = Field(description="null with faults by count, for which training is held")
     models: Models | None = Field(description="null without outages by the clock")

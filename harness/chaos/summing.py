@@ -160,6 +160,9 @@ def summed_up(plan: ChaosPlan, course: Course, undisturbed: Judgement | None) ->
         mtbf_s=plan.mtbf_s,
         repair_s=plan.repair_s,
         outages=_suffered(storm.breaker.befell),
+        unbegun=tuple(
+            str(each) for each in storm.breaker.unbegun if each in plan.outages[: plan.scripted]
+        ),
         by_kind=by_kind(befell, works, _acknowledged(course)),
         spent=_spent(course, goodput) if plan.faults == Faults() else None,
         models=_models(plan, course) if befell else None,

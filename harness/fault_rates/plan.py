@@ -121,11 +121,16 @@ class FaultRatesPlan:
         return 1 + 3 * len(self.schedules)
 
     @property
-    def expected_s(self) -> float:
-        """How long all runs are likely to take, on a machine that has nothing else to do."""
+    def calm_s(self) -> float:
+        """How long the tokens take where nobody fails."""
         settings = rates_spec().program.settings
         tokens_per_step = int(settings["seq_len"]) * int(settings["batch_size"])
-        calm_s = self.tokens / tokens_per_step / self.learners * self.pace_s
+        return self.tokens / tokens_per_step / self.learners * self.pace_s
+
+    @property
+    def expected_s(self) -> float:
+        """How long all runs are likely to take, on a machine that has nothing else to do."""
+        calm_s = self.calm_s
         whole_s = calm_s + self.num_runs * _AROUND_S
         for mtbf_s, seed in self.schedules:
             ours_s = calm_s / self._rule(self.decoupled(mtbf_s, seed), calm_s)

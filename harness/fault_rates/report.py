@@ -11,6 +11,7 @@ from harness.dataparallel.lives import JobResult
 from harness.fault_rates.result import FaultRatesResult, Rate, bound_of
 
 _AGAIN = "steps made again after a restart"
+_LATER = " (the delay is a process for each of them that carries its frames, later)"
 
 
 def report(result: FaultRatesResult) -> str:
@@ -19,6 +20,7 @@ def report(result: FaultRatesResult) -> str:
     parts = [
         f"# Faults at {len(rates)} rate{'s' if len(rates) > 1 else ''}{_over(result)}",
         _about(result),
+        *_unfinished(result),
         _kept(result),
         _what(result),
         _well(result),
@@ -53,6 +55,13 @@ def _about(result: FaultRatesResult) -> str:
     )
 
 
+def _unfinished(result: FaultRatesResult) -> list[str]:
+    missing = result.schedules - len(result.runs)
+    if not missing:
+        return []
+    return [f"It was stopped: {missing} of its {result.schedules} schedules were not run."]
+
+
 def _links(result: FaultRatesResult) -> str:
     if not result.rate_mbit:
         return ""
@@ -60,7 +69,8 @@ def _links(result: FaultRatesResult) -> str:
         f" Each learner is behind a link of {result.rate_mbit:g} Mbit/s each way"
         f"{f' and {result.delay_ms:g} ms one way' if result.delay_ms else ''}: a relay in user"
         " space before the outer server, a device of the kernel's between the workers of the"
-        " data-parallel job, which counts TCP/IP's headers, some 4%, and has TCP find its rate."
+        " data-parallel job, which counts TCP/IP's headers, some 4%, and has TCP find its rate"
+        f"{_LATER if result.delay_ms else ''}."
     )
 
 

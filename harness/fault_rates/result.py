@@ -104,6 +104,7 @@ class FaultRatesResult(BaseModel):
         default=None, description="Mbit/s of each learner's link, each way; null: not bounded"
     )
     delay_ms: float = Field(default=0.0, description="of that link, one way")
+    schedules: int = Field(description="that were to be run, each by all three")
     goodput_bound: float = GOODPUT_BOUND
     loss_bound: float = LOSS_BOUND
     falls_short: tuple[str, ...] = Field(description="a sentence for each figure that is not met")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fragments.errors import SettingsError
 from harness.chaos import plan as chaos
 from harness.chaos.judgement import Judgement
+from harness.chaos.result import ChaosResult
 from harness.chaos.run import Chaos
 from harness.dataparallel.job import DataParallelJob, Here, Places
 from harness.dataparallel.killed import KilledJob
@@ -22,11 +23,15 @@ from harness.sites import Sites, why_no_sites
 
 @dataclass(slots=True)
 class FaultRatesBench:
-    """Does all runs, one after another. Leaves no process behind, however it ends."""
+    """Does all runs, one after another. Leaves no process behind, however it ends.
+
+    `keep` takes what there is by then, after each schedule but the last.
+    """
 
     plan: FaultRatesPlan
     stop: threading.Event
     tell: Callable[[str], None]
+    keep: Callable[[FaultRatesResult], None] = lambda _: None
     _begun: int = field(default=0, init=False)
 
     def run(self) -> FaultRatesResult:
@@ -46,7 +51,15 @@ class FaultRatesBench:
         undisturbed = Chaos(calm, self.stop, self.tell).run()
         self.tell(f"it keeps {undisturbed.goodput:.1%}, its loss is {undisturbed.loss:.4f}")
         judged = Judgement.model_validate_json(chaos.Places(calm.out).judgement.read_text("utf-8"))
-        runs = tuple(self._at(mtbf_s, seed, judged) for mtbf_s, seed in plan.schedules)
+        runs: tuple[RateRun, ...] = ()
+        for mtbf_s, seed in plan.schedules:
+            if runs:
+                self.keep(self._result(undisturbed, runs))
+            runs = (*runs, self._at(mtbf_s, seed, judged))
+        return self._result(undisturbed, runs)
+
+    def _result(self, undisturbed: ChaosResult, runs: tuple[RateRun, ...]) -> FaultRatesResult:
+        plan = self.plan
         return FaultRatesResult(
             undisturbed=undisturbed,
             runs=runs,
@@ -55,6 +68,7 @@ class FaultRatesBench:
             checkpoint_s=plan.checkpoint_every_s,
             rate_mbit=plan.rate_mbit,
             delay_ms=plan.delay_ms,
+            schedules=len(plan.schedules),
             falls_short=tuple(falls_short(undisturbed, runs, is_thin=bool(plan.rate_mbit))),
         )
 

@@ -23,8 +23,10 @@ def report(result: ThinResult) -> str:
 def _headline(result: ThinResult) -> str:
     if result.claim is None:
         return "Decoupled keeps its utilisation on none of them"
+    lacks = "" if result.holds else ", which falls short of what is claimed"
     return (
         f"{result.claim.ratio:.0f} times the tokens a second at {result.claim.rate_mbit:g} Mbit/s"
+        f"{lacks}"
     )
 
 
@@ -41,7 +43,12 @@ def _what(result: ThinResult) -> str:
 
 
 def _far(result: ThinResult) -> str:
-    return f"; any two are {result.delay_ms:g} ms apart, one way" if result.delay_ms else ""
+    if not result.delay_ms:
+        return ""
+    return (
+        f"; any two are {result.delay_ms:g} ms apart, one way, by a process for each site that"
+        " carries its frames, later"
+    )
 
 
 def _claim(result: ThinResult) -> str:

@@ -36,7 +36,7 @@ def test_init_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("init", str(run), "--program.factory", "tests.cli.factories:endless")
     code, out, error, took_s = _stopped_while_building(*words)
-    assert (code, out, error) == (1, "", "diloco: stopped before it was done\n")
+    assert (code, out, error) == (130, "", "diloco: stopped before it was done\n")
     assert took_s < 2
     assert list(tmp_path.iterdir()) == []
 

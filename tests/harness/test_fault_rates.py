@@ -32,6 +32,20 @@ from learner.program import Shard
 NONE = Spread(median=None, max=None, count=0)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"mtbf_s": "30,30"}, "names one twice"),
+        ({"mtbf_s": "30,x"}, "give seconds"),
+        ({"tokens": 10}, "so that it comes back"),
+        ({"delay_ms": 40}, "give --rate-mbit too"),
+    ],
+)
+def test_what_says_nothing_is_not_begun(tmp_path: Path, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        plan_of(BenchFaultsSettings(**given), tmp_path)
+
+
 def test_all_runs_of_a_schedule_differ_in_nothing_but_how_they_train(tmp_path: Path) -> None:
     plan = plan_of(BenchFaultsSettings(mtbf_s="90, 30", seeds=2, seed=3), tmp_path)
     assert plan.schedules == [(90.0, 3), (90.0, 4), (30.0, 3), (30.0, 4)]
@@ -228,6 +242,7 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
         repair_s=10.0,
         restart_s=12.0,
         checkpoint_s=10.0,
+        schedules=3,
         falls_short=("this",),
     )
     assert FaultRatesResult.model_validate_json(result.model_dump_json()) == result
@@ -246,5 +261,9 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
     far = report(thin.model_copy(update={"delay_ms": 40.0}))
     assert far.startswith("# Faults at 2 rates over links of 2 Mbit/s and 40 ms\n")
     assert "behind a link of 2 Mbit/s each way and 40 ms one way: a relay" in far
+    assert "carries its frames, later" in far
+    assert "It was stopped" not in told
+    short = report(result.model_copy(update={"schedules": 5}))
+    assert "It was stopped: 2 of its 5 schedules were not run." in short
     draw(thin, tmp_path / "faults.png")
     assert (tmp_path / "faults.png").read_bytes().startswith(b"\x89PNG")

@@ -109,12 +109,21 @@ def test_the_script_of_two_slow_learners_fits_the_run_that_it_is_for() -> None:
     ("text", "sentence"),
     [
         ("faults = [", "is not TOML"),
-        ("", "faults: Field required"),
+        ("", "it names no fault: give each a table [[faults]]"),
+        ("faults = []", "it names no fault"),
+        (SCRIPT.replace("[[faults]]", "[faults]", 1).split("[[")[0], "write [[faults]]"),
+        (SCRIPT.replace("at_s = 50", "at_s = nan"), "fault 3 at_s: Input should be a finite"),
+        (SCRIPT.replace("for_s = 5\n", ""), "fault 3 for_s: is missing"),
+        (
+            SCRIPT + '[[faults]]\nwhat = "stop"\nwhom = "us"\nat_s = 30\nfor_s = 1',
+            "us suffers one thing at a time, and at 30 s it has partition until 35 s",
+        ),
         ("[[fault]]", "fault: no such key: did you mean faults?"),
         (SCRIPT.replace("partition", "partitoin"), "fault 1 what: Input should be 'kill'"),
         (SCRIPT.replace('"us"', '"su"'), "fault 1: there is no learner 'su'; there are eu, us"),
-        (SCRIPT.replace("factor = 3", ""), "fault 2: factor belongs to what = 'slow'"),
-        (SCRIPT.replace("factor = 3", "mbit = 3"), "fault 2: factor belongs"),
+        (SCRIPT.replace("factor = 3", ""), "fault 2: what = 'slow' takes factor"),
+        (SCRIPT.replace("factor = 3", "mbit = 3"), "fault 2: what = 'slow' takes factor"),
+        (SCRIPT.replace("factor = 3", "factor = 3\nmbit = 3"), "fault 2: mbit belongs to"),
         (SCRIPT.replace("at_tokens", "at_token"), "fault 2 at_token: no such key: did you mean"),
         (
             SCRIPT.replace("at_s = 20", "at_s = 20\nat_tokens = 3"),
@@ -143,6 +152,20 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         plan_of(ChaosSettings(script=tmp_path / "none.toml"), tmp_path)
     with pytest.raises(SettingsError, match="do not go together"):
         plan_of(ChaosSettings(mtbf_s=30, server_kills=1), tmp_path)
+    for words, told in (
+        ({"faults": "kill"}, "--faults: faults of that kind are drawn with --mtbf-s"),
+        ({"repair_s": 3, "slow_factor": 2}, "--repair-s, --slow-factor: faults"),
+        ({"tokens": 1000}, "follows from --tokens-per-fault"),
+        ({"mtbf_s": 30, "tokens_per_fault": 1000}, "give --tokens"),
+    ):
+        with pytest.raises(SettingsError, match=told):
+            plan_of(ChaosSettings(**words), tmp_path)
+    script = tmp_path / "faults.toml"
+    script.write_text(SCRIPT.replace('"us"', '"us-east"').replace('"eu"', '"eu-west"'))
+    with pytest.raises(SettingsError, match="at_tokens = 400000 of slow is not reached"):
+        plan_of(ChaosSettings(script=script, tokens=300_000), tmp_path)
+    both = plan_of(ChaosSettings(script=script, mtbf_s=30), tmp_path)
+    assert both.scripted == 3 < len(both.outages)
     by_count = plan_of(ChaosSettings(), tmp_path)
     assert (by_count.faults, by_count.outages) == (Faults(server_kills=10, learner_kills=4), ())
     by_clock = plan_of(ChaosSettings(mtbf_s=30, learners=4), tmp_path)
@@ -187,6 +210,7 @@ def test_one_unit_suffers_one_thing_at_a_time_and_all_is_repaired_at_the_end() -
         breaker.tick(now_s, tokens=10.0 * now_s)
     breaker.finish(30)
     breaker.finish(31)
+    assert breaker.unbegun == (never,)
     assert site.done == [
         "begin partition eu",
         "end partition eu",

@@ -54,6 +54,38 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+PARENT = """
+import sys, time
+from pathlib import Path
+from harness.environment import child_environment
+from harness.processes import Command, Supervisor
+script = "import sys; print('up', flush=True); sys.stdin.read()"
+command = Command("c", (sys.executable, "-c", script), Path(sys.argv[1]), child_environment())
+with Supervisor() as processes:
+    processes.start(command)
+    while "up" not in Path(sys.argv[1]).read_text():
+        time.sleep(0.01)
+    processes.pause("c")
+    print(processes.pids()["c"], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_child_that_stands_still_ends_with_its_parent(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", PARENT, str(tmp_path / "c.log")]
+    parent = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=child_environment())
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    state = Path(f"/proc/{pid}/status")
+    assert "(stopped)" in state.read_text()
+    parent.kill()
+    parent.communicate(timeout=15)
+    give_up_s = time.monotonic() + 15
+    while state.exists() and "(zombie)" not in state.read_text():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
 def test_a_killed_child_is_started_again_and_every_step_is_an_event(tmp_path: Path) -> None:
     with Supervisor(restart_delay_s=0.01) as processes:
         processes.start(child(tmp_path, WAITS, max_restarts=1))

@@ -63,7 +63,9 @@ def test_a_run_takes_its_learners_from_the_map(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("", "the map has no regions: give each a table"),
-        ("[regions]\n", "regions: "),
+        ("[regions]\n", "the map has no regions: give each a table"),
+        ("[regions]\na = 5\n", "regions.a: is no region: write a table [regions.a]"),
+        ("[regions.a]\nrate_mbit = nan\n", "regions.a.rate_mbit: Input should be a finite"),
         (
             "[regions.a]\nrate_mbits = 5\n",
             "regions.a.rate_mbits: no such setting: did you mean rate_mbit?",
@@ -75,7 +77,7 @@ def test_a_run_takes_its_learners_from_the_map(tmp_path: Path) -> None:
         ("[regions.a]\ndelay_ms = -1\n", "regions.a.delay_ms: "),
         ("[regions.a]\nspeed = 0\n", "regions.a.speed: "),
         ("[regions.'a b']\n", "letters, digits"),
-        ("regions = 3\n", "regions: "),
+        ("regions = 3\n", "the map has no regions: give each a table"),
         ("[regions.a\n", "is not a TOML file"),
     ],
 )
