@@ -52,8 +52,13 @@ def both_train(status: RunStatus) -> bool:
 def test_hosts_train_one_run_and_each_can_be_stopped_and_come_back(
     image: str, meeting_address: str, tmp_path: Path
 ) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "mymodel.py").write_text("from learner.reference.program import build as build\n")
+    (own / "text.txt").write_text(" ".join(f"line {i} of text\n" for i in range(20_000)))
+    ours = {"OWN_DIR": str(own), "DATA": "/own/*.txt"}
     with ExitStack() as stack:
-        settings = {"LISTEN": meeting_address, "LEARNERS": "2", "BUDGET_TOKENS": "1000000000"}
+        settings = {**ours, "PROGRAM": "mymodel:build", "LISTEN": meeting_address, "LEARNERS": "2", "BUDGET_TOKENS": "1000000000"}
         server = stack.enter_context(host(image, "server", tmp_path / "server.env", settings))
         regions = {
             name: stack.enter_context(
@@ -61,7 +66,12 @@ def test_hosts_train_one_run_and_each_can_be_stopped_and_come_back(
                     image,
                     "region",
                     tmp_path / f"{name}.env",
-                    {"REGION": name, "SERVER": f"{meeting_address}:7700", "CAP_UP_MBIT": "20"},
+                    {
+                        **ours,
+                        "REGION": name,
+                        "SERVER": f"{meeting_address}:7700",
+                        "CAP_UP_MBIT": "20",
+                    },
                 )
             )
             for name in REGIONS
@@ -74,6 +84,11 @@ def test_hosts_train_one_run_and_each_can_be_stopped_and_come_back(
         merged = status.rounds_merged
         server.until(lambda s: s.rounds_merged >= merged + 8, 120, "rounds are merged")
         assert learner(status, "us-east").cap_up_mbit == 20
+        spec = json.loads(server.compose("exec", "-T", "server", "cat", "run/run.json"))["spec"]
+        assert spec["program"]["factory"] == "mymodel:build"
+
+        exported = "run", "--rm", "--no-deps", "server", "export", "run", "weights.safetensors"
+        assert "weights.safetensors" in server.compose(*exported)
 
         regions["eu-west"].compose("down")
         status = server.until(lambda s: not both_train(s), 60, "a region has left")
