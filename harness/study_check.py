@@ -48,7 +48,7 @@ class Check:
             return None
         return (
             f"the loss differs from the recorded one by more than {100 * LOSS_TOLERANCE:g}%, which"
-            f" another processor ({self.isa}, recorded on {self.isa_recorded}) does not explain"
+            f" other roundings ({self.isa}; recorded with {self.isa_recorded}) do not explain"
         )
 
 

@@ -26,7 +26,8 @@ class Cell(BaseModel):
     """A finished cell: what it was made from, what came out, and by what it was made.
 
     `commit` is that of the code, with "+" where the working tree differed from it. `isa` is the
-    processor's instruction set as far as it shapes the bits: digests are equal on the same one.
+    processor's instruction set as far as it shapes the bits, and who computes what (see
+    `harness.study_worker.ARITHMETIC`): digests are equal with the same one.
     `completed` is `Recipe.completed` when it was made; empty in cells that are older than it.
     """
 

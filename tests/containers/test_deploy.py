@@ -58,7 +58,13 @@ def test_hosts_train_one_run_and_each_can_be_stopped_and_come_back(
     (own / "text.txt").write_text(" ".join(f"line {i} of text\n" for i in range(20_000)))
     ours = {"OWN_DIR": str(own), "DATA": "/own/*.txt"}
     with ExitStack() as stack:
-        settings = {**ours, "PROGRAM": "mymodel:build", "LISTEN": meeting_address, "LEARNERS": "2", "BUDGET_TOKENS": "1000000000"}
+        settings = {
+            **ours,
+            "PROGRAM": "mymodel:build",
+            "LISTEN": meeting_address,
+            "LEARNERS": "2",
+            "BUDGET_TOKENS": "1000000000",
+        }
         server = stack.enter_context(host(image, "server", tmp_path / "server.env", settings))
         regions = {
             name: stack.enter_context(
