@@ -76,7 +76,7 @@ quantizer are loops of our own, and what XLA computes it computes with one threa
 
 
 def instruction_set() -> str:
-    """The machine, what of its instruction set shapes the bits of compiled code, and `ARITHMETIC`."""
+    """The machine, `ARITHMETIC`, and what of its instruction set shapes compiled code's bits."""
     names = [platform.machine(), ARITHMETIC]
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
