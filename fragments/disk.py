@@ -129,13 +129,17 @@ class RealFile:
             rest = rest[written:]
 
     def _write_direct(self, pages: memoryview) -> int:
-        """Write whole pages at one; how many bytes were, all but where it turns out that this file
-        system cannot.
+        """Write pages past the cache; how many bytes were, all but where it turns out that this
+        cannot be done here.
         """
+        if self._direct is None:
+            try:
+                self._direct = _Direct(self._file.fileno())
+            except OSError:
+                self._may_be_direct = False
+                return 0
         written = 0
         try:
-            if self._direct is None:
-                self._direct = _Direct(self._file.fileno())
             while written < len(pages):
                 part = pages[written : written + _DIRECT_BYTES]
                 num_bytes = self._direct.write(part, self._offset)
@@ -145,7 +149,7 @@ class RealFile:
                     # There was room for no more: the cached write of the rest will say so.
                     break
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT):
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
             self._may_be_direct = False
         return written
@@ -163,8 +167,8 @@ class RealFile:
 
 
 class _Direct:
-    """Another way into an open file, past the system's cache. Raises OSError, EINVAL where its file
-    system has none.
+    """Another way into an open file, past the system's cache. Raises OSError where there is none,
+    EINVAL where that shows when it is used.
     """
 
     def __init__(self, descriptor: int) -> None:
