@@ -190,8 +190,8 @@ class RunStatus(_message.Message):
     use_receive_mbit: _builtins.float
     use_send_mbit: _builtins.float
     stalled: _builtins.str
-    """Why the server can take nothing at the moment (its disk), one sentence; empty
-    where it can.
+    """Why the server cannot store contributions, or anything, at the moment (its
+    disk), one sentence; empty where it can. Training goes on all the same.
     """
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentStatus]: ...
