@@ -24,7 +24,7 @@ SLAB_BYTES = 1 << 20
 allocator would give them back, and the kernel would clear them again for the next.
 """
 
-KEPT = 2
+KEPT = 4
 """Slabs of a size that are kept for the next at most; all fragments have one size."""
 
 
