@@ -11,7 +11,7 @@ from jaxtyping import Array, Float32, UInt16, UInt32
 
 from fragments.compiled import compiled
 from fragments.digest import digest_hex, digest_row, words_hex
-from fragments.memory import empty, is_in_memory, on_device
+from fragments.memory import is_in_memory, on_device
 from fragments.quantize import (
     MAGNITUDE_MASK,
     SMALLEST_NORMAL_BITS,
@@ -19,6 +19,7 @@ from fragments.quantize import (
     apply_update,
     step_values_in_memory,
 )
+from fragments.slabs import empty
 
 
 def advance(

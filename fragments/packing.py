@@ -22,6 +22,7 @@ from jaxtyping import Int8, Int64, UInt8
 
 from fragments.compiled import compiled
 from fragments.errors import PayloadError
+from fragments.slabs import empty
 
 TRITS, NIBBLES, WIDE = 0, 1, 2
 
@@ -67,10 +68,10 @@ def pack(codes_BxN: Int8[np.ndarray, "B N"]) -> Packed:
     forms_B, escaped_B = np.empty(rows, np.uint8), np.empty(rows, np.int64)
     _choose_forms(codes_BxN, forms_B, escaped_B)
     is_trits, is_nibbles = forms_B == TRITS, forms_B == NIBBLES
-    trits = np.empty((np.count_nonzero(is_trits), row_bytes(TRITS, width)), np.uint8)
+    trits = empty((int(np.count_nonzero(is_trits)), row_bytes(TRITS, width)), np.uint8)
     trit_escapes = np.empty((escaped_B[is_trits].sum(), GROUP), np.int8)
     _pack_trits(codes_BxN, forms_B, escaped_B, trits, trit_escapes)
-    nibbles = np.empty((np.count_nonzero(is_nibbles), row_bytes(NIBBLES, width)), np.uint8)
+    nibbles = empty((int(np.count_nonzero(is_nibbles)), row_bytes(NIBBLES, width)), np.uint8)
     nibble_escapes = np.empty(escaped_B[is_nibbles].sum(), np.int8)
     _pack_nibbles(codes_BxN, forms_B, escaped_B, nibbles, nibble_escapes)
     return Packed(forms_B, trits, trit_escapes, nibbles, codes_BxN[forms_B == WIDE], nibble_escapes)

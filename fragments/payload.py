@@ -42,6 +42,7 @@ from fragments.packing import (
     row_bytes,
     unpack,
 )
+from fragments.slabs import empty
 
 INT8_CODEC = "int8-rms-zstd/2"
 F32_CODEC = "f32-zstd/1"
@@ -123,7 +124,8 @@ def encode_int8(
         packed.nibble_escapes.view(np.uint8),
         packed.trit_escapes.reshape(-1).view(np.uint8),
     )
-    return _compress(INT8_CODEC, np.concatenate(parts), level)
+    body = empty((sum(part.size for part in parts),), np.uint8)
+    return _compress(INT8_CODEC, np.concatenate(parts, out=body), level)
 
 
 def decode_int8(
@@ -136,7 +138,7 @@ def decode_int8(
     body = _decompress(INT8_CODEC, fragment, payload)
     rows, width = fragment.num_rows, fragment.block
     step_bits_B = np.zeros(rows_padded, np.uint16)
-    codes_BxN = np.empty((rows_padded, width), np.int8)
+    codes_BxN = empty((rows_padded, width), np.int8)
     codes_BxN[rows:] = 0
     step_bits_B[:rows] = _take(body, 0, 2 * rows).view("<u2")
     unpack(_packed(_take(body, 2 * rows, rows), width, body[3 * rows :]), codes_BxN[:rows])

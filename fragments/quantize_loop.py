@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int32, UInt16, UInt32
 
 from fragments.compiled import compiled
-from fragments.memory import empty
 from fragments.payload import MAX_STEP_BITS, MIN_STEP_BITS
+from fragments.slabs import empty
 
 LANES = 16
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)

@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Float32
 
 from fragments.errors import LayoutError
 from fragments.layout import FLOAT_DTYPES, FragmentLayout, Layout, TensorSpec
-from fragments.memory import empty, is_in_memory, on_device, subtract
+from fragments.memory import is_in_memory, on_device, subtract
+from fragments.slabs import empty
 
 PathMatcher = Callable[[str], bool] | Sequence[str]
 """Chooses leaves by path: a predicate, or regular expressions of which one is found in it."""

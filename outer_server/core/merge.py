@@ -25,8 +25,9 @@ from jaxtyping import Array, Float32, Float64, Int8, UInt16
 
 from fragments.compiled import compiled
 from fragments.layout import FragmentLayout
-from fragments.memory import empty, on_device
+from fragments.memory import on_device
 from fragments.quantize import step_values_in_memory
+from fragments.slabs import empty
 
 Encoded = tuple[Int8[np.ndarray, "B N"] | Float32[np.ndarray, "B N"], UInt16[np.ndarray, " B"]]
 """Symbols and step bits of one contribution, as `fragments.codec.Codec.decode` returns them."""

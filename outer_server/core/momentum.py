@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Array, Float32
 
 from fragments.compiled import compiled
-from fragments.memory import empty, on_device
+from fragments.memory import on_device
 from fragments.runspec import OuterSettings
+from fragments.slabs import empty
 
 _SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
 

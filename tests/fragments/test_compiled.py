@@ -12,7 +12,8 @@ import pytest
 
 import fragments
 from fragments.compiled import compiled
-from fragments.memory import empty, on_device
+from fragments.memory import on_device
+from fragments.slabs import empty
 
 
 @compiled
