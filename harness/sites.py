@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fragments.errors import SettingsError
+from fragments.errors import DilocoError, SettingsError
 from harness.environment import child_environment, module
 from harness.shaping import shape_words
 
@@ -82,7 +82,7 @@ class Sites:
     def __init__(self, names: Iterable[str], delay_ms: float = 0.0) -> None:
         self._names, self._link_delay_s = list(names), delay_ms / 2000
         self._sites: dict[str, _Site] = {}
-        self._delay_lines: list[subprocess.Popen[bytes]] = []
+        self._delay_lines: dict[str, subprocess.Popen[bytes]] = {}
         self._switch: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Sites:
@@ -126,6 +126,16 @@ class Sites:
         """The end of a cut."""
         self._at_switch("ip", "link", "set", self._sites[name].at_switch, "master", _SWITCH)
 
+    def require_alive(self) -> None:
+        """To be asked again and again while something is measured.
+
+        Raises:
+            DilocoError: when a process that a link depends on has ended: the link is cut since.
+        """
+        for what, process in self._processes():
+            if (code := process.poll()) is not None:
+                raise DilocoError(f"{what} has ended (exit code {code}), so a link is cut")
+
     def carried_bytes(self, name: str) -> tuple[int, int]:
         """Bytes that the site has sent and received so far, with most headers."""
         devices = Path(f"/proc/{self._sites[name].holder.pid}/net/dev").read_text("ascii")
@@ -141,20 +151,19 @@ class Sites:
         self._at_switch("ip", "link", "add", site.port, "type", "veth", *peer)
         self._at_switch("ip", "link", "set", site.port, "up")
         if site.is_delayed:
-            self._delay(site)
+            self._delay(name, site)
         self._at_switch("ip", "link", "set", site.at_switch, "master", _SWITCH, "up")
         self._at_site(name, "ip", "address", "add", f"{address}/24", "dev", _DEVICE)
         self._at_site(name, "ip", "link", "set", _DEVICE, "up")
 
-    def _delay(self, site: _Site) -> None:
+    def _delay(self, name: str, site: _Site) -> None:
         """Begins the delay line between the site's device and the one at the switch."""
         assert self._switch is not None
         end = f"end{site.number}"
         self._at_switch("ip", "link", "add", site.at_switch, "type", "veth", "peer", "name", end)
         self._at_switch("ip", "link", "set", end, "up")
         words = module("harness.delayline", site.port, end, str(self._link_delay_s))
-        line = _started([*_inside(self._switch), *words])
-        self._delay_lines.append(line)
+        self._delay_lines[name] = _started([*_inside(self._switch), *words])
 
     def _at_switch(self, *words: str) -> None:
         assert self._switch is not None
@@ -163,23 +172,35 @@ class Sites:
     def _at_site(self, name: str, *words: str) -> None:
         _checked([*self.words(name), *words])
 
+    def _processes(self) -> list[tuple[str, subprocess.Popen[bytes]]]:
+        """All that hold a part of the network, each with what it is."""
+        lines = [(f"the delay line of {name}", line) for name, line in self._delay_lines.items()]
+        holders = [(f"the process that holds {n}", site.holder) for n, site in self._sites.items()]
+        switch = [("the process that holds the switch", self._switch)] if self._switch else []
+        return [*lines, *holders, *switch]
+
     def _close(self) -> None:
-        holders = [site.holder for site in self._sites.values()]
-        for each in [*self._delay_lines, *holders, *([self._switch] if self._switch else [])]:
+        for _what, each in self._processes():
             assert each.stdin is not None
             assert each.stdout is not None
             each.stdin.close()
             each.wait(_CALL_S)
             each.stdout.close()
-        self._sites, self._delay_lines, self._switch = {}, [], None
+        self._sites, self._delay_lines, self._switch = {}, {}, None
 
 
 def _hold(host_name: str) -> subprocess.Popen[bytes]:
     """A process in a namespace of its own, which ends when its stdin does; it is ready.
 
     The host name is in a namespace too: programs that look up their own (Gloo) find the address.
+    Devices that come later have no IPv6, where the kernel has it: nothing here uses it, and the
+    kernel's own solicitations would be traffic on the links.
     """
-    work = f"echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up && echo && exec cat"
+    no_ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
+    work = (
+        f"echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up"
+        f" && if test -e {no_ipv6}; then echo 1 > {no_ipv6}; fi && echo && exec cat"
+    )
     return _started(["unshare", "--net", "--uts", "--", "sh", "-c", work])
 
 
@@ -189,8 +210,11 @@ def _started(argv: list[str]) -> subprocess.Popen[bytes]:
     started = subprocess.Popen(
         argv, stdin=pipe, stdout=pipe, start_new_session=True, env=child_environment()
     )
+    assert started.stdin is not None
     assert started.stdout is not None
     if not started.stdout.readline():
+        started.stdin.close()
+        started.stdout.close()
         started.wait(_CALL_S)
         raise SettingsError("a site could not be made; what is above says why")
     return started

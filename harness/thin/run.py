@@ -90,7 +90,7 @@ class _DataParallel:
         plan = self.plan
         job = DataParallelJob(plan.out / "data-parallel", plan.spec, plan.names, plan.pace_s)
         with Supervisor() as processes:
-            look = Look(processes, self.stop, job.out / "logs")
+            look = Look(processes, self.stop, job.out / "logs", self.sites.require_alive)
             job.start(processes, self.sites)
             gates = job.gates(processes)
             self._until(look, gates, WARM_STEPS, START_LIMIT_S, "the start of the job")
@@ -166,7 +166,7 @@ class _Decoupled:
             cluster = Cluster(
                 out, spec, None, self.stop, processes, entry=entry,
                 terms=Terms(sites.address(SERVER), serve_flags=("--insecure",)),
-                start_limit_s=START_LIMIT_S,
+                start_limit_s=START_LIMIT_S, at_tick=sites.require_alive,
             )  # fmt: skip
             cluster.make_run()
             cluster.start_compiling()
