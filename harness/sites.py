@@ -31,6 +31,8 @@ _DEVICE = "eth0"
 _SWITCH = "switch"
 _MOST_SITES = 32
 _CALL_S = 20.0
+DELAYED_BY = "a process in user space for each link, which forwards the frames of a veth pair later"
+"""How a delay is made, in words for a report."""
 
 
 def why_no_sites() -> str:
@@ -136,6 +138,11 @@ class Sites:
             if (code := process.poll()) is not None:
                 raise DilocoError(f"{what} has ended (exit code {code}), so a link is cut")
 
+    def round_trip_s(self, one: str, other: str) -> float:
+        """Measured, between two sites."""
+        told = _checked([*self.words(one), *module("harness.roundtrip", self.address(other))])
+        return float(told.stdout)
+
     def carried_bytes(self, name: str) -> tuple[int, int]:
         """Bytes that the site has sent and received so far, with most headers."""
         devices = Path(f"/proc/{self._sites[name].holder.pid}/net/dev").read_text("ascii")
@@ -225,14 +232,16 @@ def _inside(holder: subprocess.Popen[bytes]) -> tuple[str, ...]:
 
 
 def _call(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_S)
+    environ = child_environment()
+    return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_S, env=environ)
 
 
-def _checked(argv: list[str]) -> None:
+def _checked(argv: list[str]) -> subprocess.CompletedProcess[str]:
     told = _call(argv)
     if told.returncode != 0:
         words = " ".join(argv[argv.index("--") + 1 :])
         raise SettingsError(f"a link could not be made: `{words}` says {_sentence(told)}")
+    return told
 
 
 def _sentence(told: subprocess.CompletedProcess[str]) -> str:

@@ -56,11 +56,14 @@ def _about(result: FaultRatesResult) -> str:
 def _links(result: FaultRatesResult) -> str:
     if not result.rate_mbit:
         return ""
+    by = result.delayed_by
+    made = f" The relay makes its delay itself; between the workers, {by} does." if by else ""
     return (
         f" Each learner is behind a link of {result.rate_mbit:g} Mbit/s each way"
         f"{f' and {result.delay_ms:g} ms one way' if result.delay_ms else ''}: a relay in user"
         " space before the outer server, a device of the kernel's between the workers of the"
         " data-parallel job, which counts TCP/IP's headers, some 4%, and has TCP find its rate."
+        f"{made}"
     )
 
 

@@ -104,6 +104,10 @@ class FaultRatesResult(BaseModel):
         default=None, description="Mbit/s of each learner's link, each way; null: not bounded"
     )
     delay_ms: float = Field(default=0.0, description="of that link, one way")
+    delayed_by: str = Field(
+        default="",
+        description="how the delay between data-parallel workers is made; empty without one",
+    )
     goodput_bound: float = GOODPUT_BOUND
     loss_bound: float = LOSS_BOUND
     falls_short: tuple[str, ...] = Field(description="a sentence for each figure that is not met")

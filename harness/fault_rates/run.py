@@ -17,7 +17,7 @@ from harness.dataparallel.job import DataParallelJob, Here, Places
 from harness.dataparallel.killed import KilledJob
 from harness.fault_rates.plan import FaultRatesPlan
 from harness.fault_rates.result import FaultRatesResult, RateRun, falls_short
-from harness.sites import Sites, why_no_sites
+from harness.sites import DELAYED_BY, Sites, why_no_sites
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ class FaultRatesBench:
             checkpoint_s=plan.checkpoint_every_s,
             rate_mbit=plan.rate_mbit,
             delay_ms=plan.delay_ms,
+            delayed_by=DELAYED_BY if plan.delay_ms else "",
             falls_short=tuple(falls_short(undisturbed, runs, is_thin=bool(plan.rate_mbit))),
         )
 

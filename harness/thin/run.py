@@ -22,7 +22,7 @@ from harness.gated import Gate
 from harness.ground import Terms
 from harness.plan import SERVER, Island
 from harness.processes import Command, Supervisor
-from harness.sites import Sites
+from harness.sites import DELAYED_BY, Sites
 from harness.thin.plan import SETTLE_S, START_LIMIT_S, WARM_STEPS, ThinPlan
 from harness.thin.result import (
     DataParallelPoint,
@@ -57,6 +57,8 @@ class ThinBench:
         """
         plan = self.plan
         with Sites((SERVER, *plan.names), plan.delay_ms) as sites:
+            round_trip_s = sites.round_trip_s(*plan.names[:2])
+            self.tell(f"a round trip between two sites takes {1000 * round_trip_s:.1f} ms")
             self.tell(f"data-parallel training begins at {plan.learners} sites")
             parallel = _DataParallel(plan, sites, self.stop, self.tell).run()
             self.tell("Decoupled DiLoCo begins at the same sites, the server at one of its own")
@@ -70,6 +72,8 @@ class ThinBench:
             sync_interval_steps=plan.sync_interval,
             fragments=spec.fragments,
             delay_ms=plan.delay_ms,
+            delayed_by=DELAYED_BY if plan.delay_ms else "",
+            round_trip_ms=round(1000 * round_trip_s, 2),
             codec=f"{spec.codec.kind}, c = {spec.codec.step_fraction_up:g}",
             window_s=plan.window_s,
             data_parallel=parallel,

@@ -145,6 +145,7 @@ def test_a_round_trip_between_sites_takes_twice_their_delay(far_sites: Sites) ->
     round_trip_s = float(_told(_start(far_sites, "one", TALK, far_sites.address("two"))))
     _told(listening)
     assert 2 * DELAY_MS / 1000 <= round_trip_s < 6 * DELAY_MS / 1000
+    assert 2 * DELAY_MS / 1000 <= far_sites.round_trip_s("two", "one") < 6 * DELAY_MS / 1000
 
 
 def test_a_delay_takes_nothing_from_the_rate(far_sites: Sites) -> None:
