@@ -63,7 +63,7 @@ class BenchFaultsSettings(MeasureSettings):
 
 
 def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
-    """What these settings ask for. SettingsError for an MTBF that is none."""
+    """What these settings ask for. SettingsError for what says nothing, or is none."""
     from harness.fault_rates.plan import FaultRatesPlan
 
     try:
@@ -105,9 +105,11 @@ def run(settings: BenchFaultsSettings) -> None:
         from harness.fault_rates.report import report
         from harness.fault_rates.run import FaultRatesBench
 
-        result = FaultRatesBench(replace(plan, out=out), stop, tell).run()
-        (out / "faults.json").write_text(result.model_dump_json(indent=2) + "\n", "utf-8")
-        (out / "faults.md").write_text(report(result) + "\n", "utf-8")
+        def keep(result: FaultRatesResult) -> None:
+            _write(out / "faults.json", result.model_dump_json(indent=2))
+            _write(out / "faults.md", report(result))
+
+        result = FaultRatesBench(replace(plan, out=out), stop, tell, keep).run()
         draw(result, out / "faults.png")
         return result
 
@@ -118,7 +120,14 @@ def run(settings: BenchFaultsSettings) -> None:
 
     result = measure(settings, bench, show)
     if result.falls_short:
-        raise DilocoError(result.falls_short[0])
+        raise DilocoError("; ".join(result.falls_short))
+
+
+def _write(path: Path, text: str) -> None:
+    """In one move: a stop may come at any time."""
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 VERB = Verb(
@@ -132,7 +141,8 @@ VERB = Verb(
         "Prints goodput beside what the paper's rule gives, uptime and loss, and where the time\n"
         "went. Exit code 1 if a promise is broken, or if less is kept than by the rule, or less\n"
         "than 80%, at the rate at which data-parallel training keeps 55 to 60%; or if it keeps\n"
-        "that at none. --out keeps faults.json, faults.md, faults.png and all runs.\n\n"
+        "that at none. --out keeps faults.json, faults.md, faults.png and all runs;\n"
+        "json and md are written whenever a run finishes, and list what is still missing.\n\n"
         "Says first how long it takes, 40 minutes by the defaults. Processes need seconds of a\n"
         "processor to start, so leave the machine alone meanwhile; the report says how many were\n"
         "late. With --seeds 5 it prints means and standard deviations over five schedules.\n\n"

@@ -16,6 +16,9 @@ _AGAIN = "steps made again after a restart"
 def report(result: FaultRatesResult) -> str:
     """Tables of what was kept, and of where the rest went."""
     rates = result.rates
+    if not rates:
+        calm = f"Without faults Decoupled DiLoCo keeps {result.undisturbed.goodput:.1%}."
+        return "\n\n".join(["# Faults: no schedule has finished", calm, *_ends(result)])
     parts = [
         f"# Faults at {len(rates)} rate{'s' if len(rates) > 1 else ''}{_over(result)}",
         _about(result),
@@ -24,10 +27,17 @@ def report(result: FaultRatesResult) -> str:
         _well(result),
         *(_where(rate) for rate in rates),
         _late(result),
+        *_ends(result),
     ]
-    if result.falls_short:
-        parts.append("\n".join(["Falls short:", "", *(f"- {one}" for one in result.falls_short)]))
     return "\n\n".join(parts)
+
+
+def _ends(result: FaultRatesResult) -> list[str]:
+    """What is missing, and what falls short."""
+    lists = {"Missing:": result.missing, "Falls short:": result.falls_short}
+    return [
+        "\n".join([head, "", *(f"- {one}" for one in each)]) for head, each in lists.items() if each
+    ]
 
 
 def _over(result: FaultRatesResult) -> str:
@@ -49,7 +59,9 @@ def _about(result: FaultRatesResult) -> str:
         f" {result.repair_s:g} s. From the repair to the next step pass {result.restart_s:g} s, by"
         " a setting, for everybody: processes are started at the kill and held until then, so that"
         " this machine's cores are not what is measured. Everybody writes a checkpoint every"
-        f" {result.checkpoint_s:g} s.{_links(result)}"
+        f" {result.checkpoint_s:g} s. Times count on this machine's monotonic clock: with"
+        " DiLoCo from when all learners have made a step, of the data-parallel job from when its"
+        f" workers begin their first.{_links(result)}"
     )
 
 
