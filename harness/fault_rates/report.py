@@ -69,7 +69,7 @@ def _links(result: FaultRatesResult) -> str:
     if not result.rate_mbit:
         return ""
     by = result.delayed_by
-    made = f" The relay makes its delay itself; between the workers, {by} does." if by else ""
+    made = f" The relay makes its delay itself; that between workers is made by {by}." if by else ""
     return (
         f" Each learner is behind a link of {result.rate_mbit:g} Mbit/s each way"
         f"{f' and {result.delay_ms:g} ms one way' if result.delay_ms else ''}: a relay in user"
@@ -100,6 +100,11 @@ def _kept(result: FaultRatesResult) -> str:
 
 def _what(result: FaultRatesResult) -> str:
     judged = result.judged
+    unasked = (
+        " That it keeps 55 to 60% is not asked for here: its links take their share as well."
+        if result.rate_mbit
+        else ""
+    )
     return (
         "Goodput is the steps that count over those that unharmed learners would have made in that"
         " time at their pace. All are measured, with real processes under one schedule, but the"
@@ -114,7 +119,7 @@ def _what(result: FaultRatesResult) -> str:
         " it trains the same tokens as Decoupled DiLoCo, under the same schedule, for as long as"
         " that takes. Judged is the MTBF at which"
         f" data-parallel training keeps what is nearest to 57.5%: {judged.mtbf_s:g} s, where"
-        f" Decoupled DiLoCo is to keep {bound_of(judged):.1%}."
+        f" Decoupled DiLoCo is to keep {bound_of(judged):.1%}.{unasked}"
     )
 
 

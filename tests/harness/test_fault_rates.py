@@ -305,7 +305,9 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
     thin = result.model_copy(update={"rate_mbit": 2.0})
     assert report(thin).startswith("# Faults at 2 rates over links of 2 Mbit/s\n")
     far = report(thin.model_copy(update={"delay_ms": 40.0, "delayed_by": "a process of ours"}))
-    assert "makes its delay itself; between the workers, a process of ours does." in far
+    assert "its delay itself; that between workers is made by a process of ours." in far
+    assert "55 to 60% is not asked for here" in far
+    assert "not asked for" not in told
     assert far.startswith("# Faults at 2 rates over links of 2 Mbit/s and 40 ms\n")
     assert "behind a link of 2 Mbit/s each way and 40 ms one way: a relay" in far
     draw(thin, tmp_path / "faults.png")
