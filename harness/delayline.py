@@ -25,18 +25,18 @@ READY = b"\n"
 MOST_HELD_BYTES = 64 << 20
 """Each way; what comes on top is lost, as in any router."""
 
+FRAMES_A_TURN = 128
+"""At most, of each direction's taking in and of its letting go: neither waits long for the rest."""
+
 _SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
 _ETH_P_ALL = 3
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-_MOST_AT_ONCE = 128
-"""Frames that are taken in between two looks at what is due."""
-
 _LARGEST_FRAME = 10 + (1 << 16) + 64
 _BUFFER_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
-class _Direction:
+class Direction:
     """From one device to the other. Frames are kept with the time at which they are due."""
 
     source: socket.socket
@@ -46,23 +46,26 @@ class _Direction:
     _held_bytes: int = 0
 
     def take_in(self) -> None:
-        """The frames that have come, _MOST_AT_ONCE of them at most."""
-        for _ in range(_MOST_AT_ONCE):
+        """The frames that have come, up to a turn's."""
+        for _ in range(FRAMES_A_TURN):
             try:
                 frame = self.source.recv(_LARGEST_FRAME)
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno == errno.ENETDOWN:  # Told once when a device goes down.
-                    return
-                raise
+                if error.errno != errno.ENETDOWN:
+                    raise
+                # Said once each time the device goes down; when it is up again frames come again.
+                return
             if self._held_bytes + len(frame) <= MOST_HELD_BYTES:
                 self._held.append((time.monotonic() + self.delay_s, frame))
                 self._held_bytes += len(frame)
 
     def let_go(self) -> float | None:
-        """All frames that are due; seconds until the next is, None where none is held."""
-        while self._held:
+        """The frames that are due, up to a turn's; seconds until the next is, None for none."""
+        for _ in range(FRAMES_A_TURN):
+            if not self._held:
+                return None
             due_s, frame = self._held[0]
             wait_s = due_s - time.monotonic()
             if wait_s > 0:
@@ -74,7 +77,7 @@ class _Direction:
             except OSError:
                 # The queue of the device is full, or the device is down: a packet lost.
                 continue
-        return None
+        return 0.0 if self._held else None
 
 
 def carry(one: str, other: str, delay_s: float) -> None:
@@ -84,7 +87,7 @@ def carry(one: str, other: str, delay_s: float) -> None:
         OSError: where a device is not there, or may not be read.
     """
     ends = _opened(one), _opened(other)
-    ways = _Direction(ends[0], ends[1], delay_s), _Direction(ends[1], ends[0], delay_s)
+    ways = Direction(ends[0], ends[1], delay_s), Direction(ends[1], ends[0], delay_s)
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     stdin = sys.stdin.buffer
@@ -98,7 +101,7 @@ def carry(one: str, other: str, delay_s: float) -> None:
 
 
 def _opened(device: str) -> socket.socket:
-    # Of no protocol, so it hears nothing before it is bound to its one device.
+    # Without a protocol it hears nothing until it is bound; with one it would hear all devices.
     end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     end.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
     end.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)

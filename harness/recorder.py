@@ -40,6 +40,9 @@ class Recorder:
     last: RunStatus | None = None
     server_began_s: float = 0.0
     """Start of the server on the watcher's clock: what times in its status count from."""
+    steps_s: dict[str, float] = field(default_factory=dict)
+    """By learner, the last time of a step that it told of. One that has joined again tells of none
+    until it has made a step."""
     _evaluations: dict[tuple[str, float, int], EvaluationStatus] = field(default_factory=dict)
 
     def record(self, status: RunStatus, at_s: float) -> list[LearnerStatus]:
@@ -60,6 +63,8 @@ class Recorder:
                 {learner.name: _sample(learner) for learner in status.learners},
             )
         )
+        told = {one.name: one.step_s for one in status.learners if one.step_s > 0}
+        self.steps_s.update(told)
         if len(self.samples) > MAX_SAMPLES:
             self.samples = self.samples[::2]
         self.last = status

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fragments.errors import SettingsError
+from fragments.errors import DilocoError, SettingsError
 from harness.environment import child_environment, module
 from harness.shaping import shape_words
 
@@ -31,6 +31,8 @@ _DEVICE = "eth0"
 _SWITCH = "switch"
 _MOST_SITES = 32
 _CALL_S = 20.0
+DELAYED_BY = "a process in user space for each link, which forwards the frames of a veth pair later"
+"""How a delay is made, in words for a report."""
 
 
 def why_no_sites() -> str:
@@ -102,13 +104,8 @@ class Sites:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
-        try:
-            if kind is None:
-                for name in self._delay_lines:
-                    self._check(name)
-        finally:
-            self._close()
+    def __exit__(self, *_exc: object) -> None:
+        self._close()
 
     def address(self, name: str) -> str:
         """The site's only address. It is its host name too, which programs look up to be found."""
@@ -120,7 +117,6 @@ class Sites:
 
     def shape(self, name: str, rate_mbit: float) -> None:
         """From here on the site sends and receives `rate_mbit` (10^6 bits a second) each way."""
-        self._check(name)
         site = self._sites[name]
         self._at_site(name, *shape_words(_DEVICE, rate_mbit))
         self._at_switch(*shape_words(site.port, rate_mbit))
@@ -133,9 +129,23 @@ class Sites:
         """The end of a cut."""
         self._at_switch("ip", "link", "set", self._sites[name].at_switch, "master", _SWITCH)
 
+    def require_alive(self) -> None:
+        """To be asked again and again while something is measured.
+
+        Raises:
+            DilocoError: when a process that a link depends on has ended: the link is cut since.
+        """
+        for what, process in self._processes():
+            if (code := process.poll()) is not None:
+                raise DilocoError(f"{what} has ended (exit code {code}), so a link is cut")
+
+    def round_trip_s(self, one: str, other: str) -> float:
+        """Measured, between two sites."""
+        told = _checked([*self.words(one), *module("harness.roundtrip", self.address(other))])
+        return float(told.stdout)
+
     def carried_bytes(self, name: str) -> tuple[int, int]:
         """Bytes that the site has sent and received so far, with most headers."""
-        self._check(name)
         devices = Path(f"/proc/{self._sites[name].holder.pid}/net/dev").read_text("ascii")
         (line,) = (line for line in devices.splitlines() if line.strip().startswith(f"{_DEVICE}:"))
         counts = line.partition(":")[2].split()
@@ -154,15 +164,6 @@ class Sites:
         self._at_site(name, "ip", "address", "add", f"{address}/24", "dev", _DEVICE)
         self._at_site(name, "ip", "link", "set", _DEVICE, "up")
 
-    def _check(self, name: str) -> None:
-        """Raises SettingsError where the site is cut off because its delay line has died."""
-        line = self._delay_lines.get(name)
-        if line is not None and (code := line.poll()) is not None:
-            raise SettingsError(
-                f"the delay line of site {name} has ended (exit code {code}), so nothing came or"
-                " went any more: what was measured since then tells nothing"
-            )
-
     def _delay(self, name: str, site: _Site) -> None:
         """Begins the delay line between the site's device and the one at the switch."""
         assert self._switch is not None
@@ -179,13 +180,15 @@ class Sites:
     def _at_site(self, name: str, *words: str) -> None:
         _checked([*self.words(name), *words])
 
+    def _processes(self) -> list[tuple[str, subprocess.Popen[bytes]]]:
+        """All that hold a part of the network, each with what it is."""
+        lines = [(f"the delay line of {name}", line) for name, line in self._delay_lines.items()]
+        holders = [(f"the process that holds {n}", site.holder) for n, site in self._sites.items()]
+        switch = [("the process that holds the switch", self._switch)] if self._switch else []
+        return [*lines, *holders, *switch]
+
     def _close(self) -> None:
-        holders = [site.holder for site in self._sites.values()]
-        for each in [
-            *self._delay_lines.values(),
-            *holders,
-            *([self._switch] if self._switch else []),
-        ]:
+        for _what, each in self._processes():
             assert each.stdin is not None
             assert each.stdout is not None
             each.stdin.close()
@@ -198,12 +201,13 @@ def _hold(host_name: str) -> subprocess.Popen[bytes]:
     """A process in a namespace of its own, which ends when its stdin does; it is ready.
 
     The host name is in a namespace too: programs that look up their own (Gloo) find the address.
-    There is no IPv6, whose devices would look for neighbours over the links that are measured.
+    Devices that come later have no IPv6, where the kernel has it: nothing here uses it, and the
+    kernel's own solicitations would be traffic on the links.
     """
-    no_ipv6 = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e $f ] || echo 1 > $f; done"
+    no_ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
     work = (
-        f"{no_ipv6}; echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up && echo"
-        " && exec cat"
+        f"echo {host_name} > /proc/sys/kernel/hostname && ip link set lo up"
+        f" && if test -e {no_ipv6}; then echo 1 > {no_ipv6}; fi && echo && exec cat"
     )
     return _started(["unshare", "--net", "--uts", "--", "sh", "-c", work])
 
@@ -214,9 +218,9 @@ def _started(argv: list[str]) -> subprocess.Popen[bytes]:
     started = subprocess.Popen(
         argv, stdin=pipe, stdout=pipe, start_new_session=True, env=child_environment()
     )
+    assert started.stdin is not None
     assert started.stdout is not None
     if not started.stdout.readline():
-        assert started.stdin is not None
         started.stdin.close()
         started.stdout.close()
         started.wait(_CALL_S)
@@ -229,14 +233,16 @@ def _inside(holder: subprocess.Popen[bytes]) -> tuple[str, ...]:
 
 
 def _call(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_S)
+    environ = child_environment()
+    return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_S, env=environ)
 
 
-def _checked(argv: list[str]) -> None:
+def _checked(argv: list[str]) -> subprocess.CompletedProcess[str]:
     told = _call(argv)
     if told.returncode != 0:
         words = " ".join(argv[argv.index("--") + 1 :])
         raise SettingsError(f"a link could not be made: `{words}` says {_sentence(told)}")
+    return told
 
 
 def _sentence(told: subprocess.CompletedProcess[str]) -> str:

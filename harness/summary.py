@@ -34,7 +34,9 @@ class LearnerSummary(_Record):
     contributions_late: int
     contributions_refused: int
     wait_share: float = Field(description="share of its time spent waiting for synchronisation")
-    step_s: float = Field(description="smoothed seconds between two steps, at the end")
+    step_s: float = Field(
+        description="smoothed seconds between two steps, at its last step; 0 where it made none"
+    )
     digest: str = Field(description="of the broadcast copies it ended with")
     joins: int
     restarts: int
@@ -138,7 +140,7 @@ def summarize(recorder: Recorder, circumstances: Circumstances) -> Summary:
             contributions_late=one.contributions_late,
             contributions_refused=one.contributions_refused,
             wait_share=one.wait_share,
-            step_s=one.step_s,
+            step_s=recorder.steps_s.get(one.name, 0.0),
             digest=one.weights_digest,
             joins=one.joins,
             restarts=circumstances.restarts.get(one.name, 0),

@@ -274,9 +274,12 @@ class Trainer:
         now_s = time.monotonic()
         pace = self.pace
         newest_s = now_s - last_s
-        pace.step_s = (
+        step_s = (
             newest_s if pace.step_s == 0 else pace.step_s + SMOOTHING * (newest_s - pace.step_s)
         )
+        # A pace is kept from one beginning to the next. Between two ends it may be less, and up to
+        # the first end there is no more than its computing.
+        pace.step_s = max(self._pace_s, step_s)
         done = step.completed
         self._island.completed = done
         report = Report(done.step, done.tokens, done.cursor, pace.wait_share, pace.step_s, loss)

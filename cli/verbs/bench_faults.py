@@ -35,7 +35,7 @@ class BenchFaultsSettings(MeasureSettings):
         le=3600,
         description="seconds from a repair to the next step, the same for all",
     )
-    learners: int = Field(default=4, ge=2, le=16, description="number of learners")
+    learners: int = Field(default=4, ge=1, le=16, description="number of learners")
     pace_s: float = Field(default=0.25, gt=0, description="least seconds a step of a learner takes")
     tokens: int = Field(
         default=500_000, gt=0, description="trained in a run, by all learners; 256 a step"
@@ -63,9 +63,7 @@ class BenchFaultsSettings(MeasureSettings):
 
 
 def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
-    """What these settings ask for. SettingsError for an MTBF that is none or comes twice, and for
-    a run that is over before anybody comes back.
-    """
+    """What these settings ask for. SettingsError for what says nothing, or is none."""
     from harness.fault_rates.plan import FaultRatesPlan
 
     try:
@@ -74,13 +72,9 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
         mtbfs_s = ()
     if not mtbfs_s or not all(0 < each < 1e9 for each in mtbfs_s):
         raise SettingsError(f"--mtbf-s {settings.mtbf_s}: give seconds, such as 400,180,80")
-    if len(set(mtbfs_s)) < len(mtbfs_s):
-        raise SettingsError(
-            f"--mtbf-s {settings.mtbf_s} names one twice: --seeds runs several schedules of each"
-        )
     if settings.delay_ms and settings.rate_mbit is None:
         raise SettingsError("--delay-ms: give --rate-mbit too, such as 1000")
-    plan = FaultRatesPlan(
+    return FaultRatesPlan(
         out=out,
         mtbfs_s=mtbfs_s,
         repair_s=settings.repair_s,
@@ -94,13 +88,6 @@ def plan_of(settings: BenchFaultsSettings, out: Path) -> FaultRatesPlan:
         rate_mbit=settings.rate_mbit,
         delay_ms=settings.delay_ms,
     )
-    away_s = settings.repair_s + settings.restart_s
-    if plan.calm_s < away_s:
-        raise SettingsError(
-            f"--tokens {settings.tokens} take {plan.calm_s:.1f} s, and a learner that is killed is"
-            f" away for {away_s:g} s (--repair-s and --restart-s): give more, so that it comes back"
-        )
-    return plan
 
 
 def run(settings: BenchFaultsSettings) -> None:
@@ -119,12 +106,11 @@ def run(settings: BenchFaultsSettings) -> None:
         from harness.fault_rates.run import FaultRatesBench
 
         def keep(result: FaultRatesResult) -> None:
-            (out / "faults.json").write_text(result.model_dump_json(indent=2) + "\n", "utf-8")
-            (out / "faults.md").write_text(report(result) + "\n", "utf-8")
-            draw(result, out / "faults.png")
+            _write(out / "faults.json", result.model_dump_json(indent=2))
+            _write(out / "faults.md", report(result))
 
         result = FaultRatesBench(replace(plan, out=out), stop, tell, keep).run()
-        keep(result)
+        draw(result, out / "faults.png")
         return result
 
     def show(result: FaultRatesResult) -> None:
@@ -134,7 +120,14 @@ def run(settings: BenchFaultsSettings) -> None:
 
     result = measure(settings, bench, show)
     if result.falls_short:
-        raise DilocoError(result.falls_short[0])
+        raise DilocoError("; ".join(result.falls_short))
+
+
+def _write(path: Path, text: str) -> None:
+    """In one move: a stop may come at any time."""
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 VERB = Verb(
@@ -148,14 +141,15 @@ VERB = Verb(
         "Prints goodput beside what the paper's rule gives, uptime and loss, and where the time\n"
         "went. Exit code 1 if a promise is broken, or if less is kept than by the rule, or less\n"
         "than 80%, at the rate at which data-parallel training keeps 55 to 60%; or if it keeps\n"
-        "that at none. --out keeps faults.json, faults.md, faults.png and all runs; where it is\n"
-        "stopped, of the schedules that were through by then.\n\n"
+        "that at none. --out keeps faults.json, faults.md, faults.png and all runs;\n"
+        "json and md are written whenever a run finishes, and list what is still missing.\n\n"
         "Says first how long it takes, 40 minutes by the defaults. Processes need seconds of a\n"
         "processor to start, so leave the machine alone meanwhile; the report says how many were\n"
         "late. With --seeds 5 it prints means and standard deviations over five schedules.\n\n"
         "With --rate-mbit each learner is behind a link of that rate: a relay for learners of the\n"
         "outer server, a network namespace for each worker of the data-parallel job, which needs\n"
-        "root. What the link costs data-parallel training is then part of what it does not keep."
+        "root. What the link costs data-parallel training is then part of what it does not keep,\n"
+        "so that 55 to 60% are not asked for."
     ),
     examples=(
         "examples:\n  diloco bench faults --out runs/faults\n"

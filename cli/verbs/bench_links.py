@@ -103,7 +103,9 @@ VERB = Verb(
         "examples:\n"
         "  diloco bench links --out runs/links\n"
         "  diloco bench links --rates-mbit 1000 10 --window-s 10 --json\n"
-        "  diloco bench links --rates-mbit 1000 100 10 --delay-ms 40 --pace-s 1 --window-s 60\n\n"
+        "  diloco bench links --rates-mbit 1000 100 2 --delay-ms 40 --pace-s 0.5\n\n"
+        "Far apart, a step of data-parallel takes two round trips and more on any link: at the\n"
+        "default pace it is less than 50% utilised, and nothing can be claimed.\n\n"
         "exit codes: 1 the claim does not hold, 2 no namespaces can be made here"
     ),
     settings=BenchLinksSettings,

@@ -143,10 +143,15 @@ class Chaos:
 
     def _tell_how_far(self, storm: Storm) -> None:
         status, now_s = storm.status, storm.cluster.processes.now_s
+        by_clock = self.plan.tokens is not None
+        if by_clock and storm.began_s is None:
+            return
         if status is not None and now_s - self._told_s >= _TELL_S:
             self._told_s = now_s
             share = status.tokens_trained / status.tokens_budget
-            self.tell(f"{now_s:.1f} s: {share:.0%} of the tokens are trained")
+            # Lines about faults by the clock count from the first step; those by count do not.
+            zero_s = storm.began_s if by_clock and storm.began_s is not None else 0.0
+            self.tell(f"{now_s - zero_s:.1f} s: {share:.0%} of the tokens are trained")
 
     def _settle(self, storm: Storm) -> None:
         """Until all learners have ended, and one more look after that."""

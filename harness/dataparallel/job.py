@@ -28,6 +28,9 @@ class Places(Protocol):
     def words(self, name: str) -> tuple[str, ...]:
         """What goes before the words of a command so that it runs there."""
 
+    def require_alive(self) -> None:
+        """DilocoError when what joins the places has ended."""
+
 
 class Here:
     """All of them on this machine, as they are."""
@@ -41,6 +44,9 @@ class Here:
         """See `Places`."""
         del name
         return ()
+
+    def require_alive(self) -> None:
+        """See `Places`: nothing joins them that could end."""
 
 
 @dataclass(frozen=True, slots=True)

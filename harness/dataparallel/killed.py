@@ -63,11 +63,12 @@ class KilledJob:
 
         Raises:
             StoppedError: when `stop` was set.
-            DilocoError: when a process ended that nobody killed, or did not start in time.
+            DilocoError: when a process ended that nobody killed, a link's too, or did not start in
+                time.
             CheckpointError: for a checkpoint that cannot be read.
         """
         with Supervisor() as processes:
-            look = Look(processes, self.stop, self.job.out / "logs")
+            look = Look(processes, self.stop, self.job.out / "logs", self.places.require_alive)
             self._start(processes)
             look.until(lambda: self._is_ready(processes), _START_LIMIT_S, "the start of the job")
             self._began_s = time.monotonic()

@@ -37,7 +37,7 @@ class JobResult(BaseModel):
     starts: int = Field(description="of the job, the first one included")
     steps_useful: int = Field(description="that lead to where the job was at the end, each once")
     steps_made: int
-    span_s: float
+    span_s: float = Field(description="from the first step to the end")
     goodput: float = Field(description="useful steps over those that it would make at its pace")
     uptime: float = Field(description="share of seconds with a step")
     down: float = Field(description="from a kill until whoever was down is repaired")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fragments.errors import SettingsError
 from fragments.overlay import overlay
 from fragments.policies import policy_settings
 from fragments.runspec import RunSpec
@@ -24,6 +25,13 @@ _AROUND_S = 40.0
 _SYNCHRONOUS_SHARE = 0.8
 """Of what Decoupled DiLoCo keeps, for the estimate of how long it takes."""
 
+WAYS = (
+    ("Decoupled DiLoCo", "decoupled/chaos.json"),
+    ("data-parallel training", "data-parallel/job.json"),
+    ("synchronous DiLoCo", "synchronous/chaos.json"),
+)
+"""In the order in which they run under a schedule, and where each leaves what it came to."""
+
 
 def rates_spec() -> RunSpec:
     """The run of `diloco chaos`, synchronised so seldom that what is on its way costs little."""
@@ -39,6 +47,10 @@ class FaultRatesPlan:
     next step, for all of them. `seeds`: schedules at each rate, from `seed` on. `rate_mbit`: what
     the link of each learner carries each way, for all of them; None for this machine's loopback.
     `delay_ms`: of those links, one way: to the server, and from any worker to any other.
+
+    Raises:
+        SettingsError: for what nothing could be concluded from: one learner, an MTBF given twice,
+            runs that are over before a killed learner is back, kills of which nothing is left.
     """
 
     out: Path
@@ -54,6 +66,25 @@ class FaultRatesPlan:
     rate_mbit: float | None = None
     delay_ms: float = 0.0
     wall_limit_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.learners < 2:
+            raise SettingsError("--learners 1: with nobody beside it there is nothing to compare")
+        twice = sorted({each for each in self.mtbfs_s if self.mtbfs_s.count(each) > 1})
+        if twice:
+            raise SettingsError(f"--mtbf-s: {twice[0]:g} is there twice; --seeds repeats a rate")
+        away_s = self.repair_s + self.restart_s
+        if self._calm_s <= away_s:
+            raise SettingsError(
+                f"--tokens {self.tokens}: a run of {self._calm_s:.3g} s is over before a learner"
+                f" that was killed is back ({away_s:g} s): give more, or a shorter --repair-s and"
+                " --restart-s"
+            )
+        for mtbf_s, seed in self.schedules:
+            if self._rule(self.decoupled(mtbf_s, seed), self._calm_s) <= 0:
+                raise SettingsError(
+                    f"--mtbf-s {mtbf_s:g}: so often that by the paper's rule nothing is kept"
+                )
 
     def undisturbed(self) -> ChaosPlan:
         """Decoupled DiLoCo without faults."""
@@ -107,7 +138,7 @@ class FaultRatesPlan:
         return job, downtimes(ours.outages)
 
     def _place(self, mtbf_s: float, seed: int) -> Path:
-        return self.out / f"mtbf-{mtbf_s:g}-seed-{seed}"
+        return self.out / _place_name(mtbf_s, seed)
 
     @property
     def schedules(self) -> list[tuple[float, int]]:
@@ -116,26 +147,35 @@ class FaultRatesPlan:
         return [(mtbf_s, n) for mtbf_s in sorted(self.mtbfs_s, reverse=True) for n in seeds]
 
     @property
+    def runs_of_schedules(self) -> list[tuple[str, str]]:
+        """All but the undisturbed one, in order: what each is, and where in `out` its result is."""
+        return [
+            (f"{schedule_words(mtbf_s, seed)}: {way}", f"{_place_name(mtbf_s, seed)}/{name}")
+            for mtbf_s, seed in self.schedules
+            for way, name in WAYS
+        ]
+
+    @property
     def num_runs(self) -> int:
         """All of them."""
         return 1 + 3 * len(self.schedules)
 
     @property
-    def calm_s(self) -> float:
-        """How long the tokens take where nobody fails."""
-        settings = rates_spec().program.settings
-        tokens_per_step = int(settings["seq_len"]) * int(settings["batch_size"])
-        return self.tokens / tokens_per_step / self.learners * self.pace_s
-
-    @property
     def expected_s(self) -> float:
         """How long all runs are likely to take, on a machine that has nothing else to do."""
-        calm_s = self.calm_s
+        calm_s = self._calm_s
         whole_s = calm_s + self.num_runs * _AROUND_S
         for mtbf_s, seed in self.schedules:
             ours_s = calm_s / self._rule(self.decoupled(mtbf_s, seed), calm_s)
             whole_s += ours_s * (2 + 1 / _SYNCHRONOUS_SHARE)
         return whole_s
+
+    @property
+    def _calm_s(self) -> float:
+        """How long a run takes without faults, at its pace."""
+        settings = rates_spec().program.settings
+        tokens_per_step = int(settings["seq_len"]) * int(settings["batch_size"])
+        return self.tokens / tokens_per_step / self.learners * self.pace_s
 
     def _rule(self, plan: ChaosPlan, span_s: float) -> float:
         kills = downtimes(plan.outages)
@@ -145,3 +185,12 @@ class FaultRatesPlan:
         ]
         names = names_of(plan.islands)
         return by_papers_rule(befell, names, span_s, self.restart_s, self.checkpoint_every_s)
+
+
+def schedule_words(mtbf_s: float, seed: int) -> str:
+    """What befalls a run."""
+    return f"a kill every {mtbf_s:g} s of a learner, seed {seed}"
+
+
+def _place_name(mtbf_s: float, seed: int) -> str:
+    return f"mtbf-{mtbf_s:g}-seed-{seed}"

@@ -97,6 +97,9 @@ class FaultRatesResult(BaseModel):
 
     undisturbed: ChaosResult
     runs: tuple[RateRun, ...]
+    missing: tuple[str, ...] = Field(
+        default=(), description="runs that this leaves out: not all of their schedule have finished"
+    )
     repair_s: float
     restart_s: float = Field(description="from a repair to the next step, set for all")
     checkpoint_s: float = Field(description="from one checkpoint to the next")
@@ -104,7 +107,10 @@ class FaultRatesResult(BaseModel):
         default=None, description="Mbit/s of each learner's link, each way; null: not bounded"
     )
     delay_ms: float = Field(default=0.0, description="of that link, one way")
-    schedules: int = Field(description="that were to be run, each by all three")
+    delayed_by: str = Field(
+        default="",
+        description="how the delay between data-parallel workers is made; empty without one",
+    )
     goodput_bound: float = GOODPUT_BOUND
     loss_bound: float = LOSS_BOUND
     falls_short: tuple[str, ...] = Field(description="a sentence for each figure that is not met")
@@ -140,16 +146,24 @@ def bound_of(rate: Rate) -> float:
 
 
 def falls_short(
-    undisturbed: ChaosResult, runs: Sequence[RateRun], *, is_thin: bool = False
+    undisturbed: ChaosResult,
+    runs: Sequence[RateRun],
+    missing: Sequence[str] = (),
+    *,
+    is_thin: bool = False,
 ) -> Iterator[str]:
     """A sentence for each figure that is not met. `is_thin`: the links slow data-parallel training
     down, so that what it keeps does not say how hard the faults are.
     """
+    if missing:
+        yield f"{len(missing)} runs are missing, so this is no judgement of all"
     yield from undisturbed.findings
     for run in runs:
         at = f"at an MTBF of {run.mtbf_s:g} s"
         yield from (f"{at}: {finding}" for finding in run.decoupled.findings)
         yield from (f"{at}, synchronous DiLoCo: {each}" for each in run.synchronous.findings)
+    if not runs:
+        return
     rate = nearest(rates_of(runs))
     at, kept = f"at an MTBF of {rate.mtbf_s:g} s", rate.data_parallel
     if not rate.is_in_band and not is_thin:
@@ -157,6 +171,8 @@ def falls_short(
             f"data-parallel training keeps {kept} {at}, and 55 to 60% at none: give --mtbf-s"
             f" {'longer' if kept.mean < BAND[0] else 'shorter'} ones to judge by"
         )
+    if not any(run.decoupled.learner_kills for run in rate.runs):
+        yield f"{at} nobody was killed before the runs were over, so nothing is judged"
     if rate.decoupled.mean < bound_of(rate):
         yield f"{at} {rate.decoupled} are kept, not {bound_of(rate):.1%}"
     uptime = rate.mean(lambda run: run.decoupled.uptime)

@@ -16,23 +16,24 @@ from harness.chaos.result import ChaosResult
 from harness.chaos.run import Chaos
 from harness.dataparallel.job import DataParallelJob, Here, Places
 from harness.dataparallel.killed import KilledJob
-from harness.fault_rates.plan import FaultRatesPlan
+from harness.dataparallel.lives import JobResult
+from harness.fault_rates.plan import WAYS, FaultRatesPlan, schedule_words
 from harness.fault_rates.result import FaultRatesResult, RateRun, falls_short
-from harness.sites import Sites, why_no_sites
+from harness.sites import DELAYED_BY, Sites, why_no_sites
 
 
 @dataclass(slots=True)
 class FaultRatesBench:
-    """Does all runs, one after another. Leaves no process behind, however it ends.
-
-    `keep` takes what there is by then, after each schedule but the last.
-    """
+    """Does all runs, one after another. Leaves no process behind, however it ends."""
 
     plan: FaultRatesPlan
     stop: threading.Event
     tell: Callable[[str], None]
-    keep: Callable[[FaultRatesResult], None] = lambda _: None
+    keep: Callable[[FaultRatesResult], None] = lambda _result: None
+    """Gets what there is whenever a run has finished, so that a stop loses the one under way."""
     _begun: int = field(default=0, init=False)
+    _undisturbed: ChaosResult | None = field(default=None, init=False)
+    _runs: list[RateRun] = field(default_factory=list, init=False)
 
     def run(self) -> FaultRatesResult:
         """All of it.
@@ -46,55 +47,71 @@ class FaultRatesBench:
         if plan.rate_mbit and (reason := why_no_sites()):
             raise SettingsError(reason)
         self.tell(f"{plan.num_runs} runs, about {plan.expected_s / 60:.0f} minutes in all")
+        self.tell(
+            "seconds at the head of a line count from the run's first step, for which all wait"
+        )
         self._announce("Decoupled DiLoCo without faults, to compare with")
         calm = plan.undisturbed()
-        undisturbed = Chaos(calm, self.stop, self.tell).run()
-        self.tell(f"it keeps {undisturbed.goodput:.1%}, its loss is {undisturbed.loss:.4f}")
+        self._undisturbed = Chaos(calm, self.stop, self.tell).run()
+        self._finished(self._undisturbed)
+        self.tell(f"its loss is {self._undisturbed.loss:.4f}")
         judged = Judgement.model_validate_json(chaos.Places(calm.out).judgement.read_text("utf-8"))
-        runs: tuple[RateRun, ...] = ()
         for mtbf_s, seed in plan.schedules:
-            if runs:
-                self.keep(self._result(undisturbed, runs))
-            runs = (*runs, self._at(mtbf_s, seed, judged))
-        return self._result(undisturbed, runs)
+            self._at(mtbf_s, seed, judged)
+        return self._result()
 
-    def _result(self, undisturbed: ChaosResult, runs: tuple[RateRun, ...]) -> FaultRatesResult:
-        plan = self.plan
-        return FaultRatesResult(
-            undisturbed=undisturbed,
-            runs=runs,
-            repair_s=plan.repair_s,
-            restart_s=plan.restart_s,
-            checkpoint_s=plan.checkpoint_every_s,
-            rate_mbit=plan.rate_mbit,
-            delay_ms=plan.delay_ms,
-            schedules=len(plan.schedules),
-            falls_short=tuple(falls_short(undisturbed, runs, is_thin=bool(plan.rate_mbit))),
-        )
-
-    def _at(self, mtbf_s: float, seed: int, undisturbed: Judgement) -> RateRun:
+    def _at(self, mtbf_s: float, seed: int, undisturbed: Judgement) -> None:
         """The three of one schedule."""
-        plan, schedule = self.plan, f"a kill every {mtbf_s:g} s of a learner, seed {seed}"
-        self._announce(f"{schedule}: Decoupled DiLoCo")
+        plan = self.plan
+        ways = [f"{schedule_words(mtbf_s, seed)}: {way}" for way, _place in WAYS]
+        self._announce(ways[0])
         ours = Chaos(plan.decoupled(mtbf_s, seed), self.stop, self.tell).run(undisturbed)
-        self.tell(f"it keeps {ours.goodput:.1%}")
-        self._announce(f"{schedule}: data-parallel training")
+        self._finished(ours)
+        self._announce(ways[1])
         job, downtimes = plan.data_parallel(mtbf_s, seed)
         with self._places(job) as places:
             killed = KilledJob(
                 job, downtimes, ours.wall_s, plan.restart_s, self.stop, self.tell, places=places
             )
             parallel = killed.run()
-        self.tell(f"it keeps {parallel.goodput:.1%}")
-        self._announce(f"{schedule}: synchronous DiLoCo")
+        (job.out / "job.json").write_text(parallel.model_dump_json(indent=2) + "\n", "utf-8")
+        self._finished(parallel)
+        self._announce(ways[2])
         synchronous = Chaos(plan.synchronous(mtbf_s, seed), self.stop, self.tell).run()
-        self.tell(f"it keeps {synchronous.goodput:.1%}")
-        return RateRun(
-            mtbf_s=mtbf_s,
-            seed=seed,
-            data_parallel=parallel,
-            synchronous=synchronous,
+        run = RateRun(
+            mtbf_s=mtbf_s, seed=seed, data_parallel=parallel, synchronous=synchronous,
             decoupled=ours,
+        )  # fmt: skip
+        self._runs.append(run)
+        self._finished(synchronous)
+
+    def _finished(self, one: ChaosResult | JobResult) -> None:
+        self.tell(f"it keeps {one.goodput:.1%}")
+        self.keep(self._result())
+
+    def _result(self) -> FaultRatesResult:
+        """Of the schedules all of whose runs have finished."""
+        assert self._undisturbed is not None
+        plan, runs = self.plan, tuple(self._runs)
+        finished = self._begun - 1
+        missing = tuple(
+            f"{what} (finished: {place})" if number < finished else what
+            for number, (what, place) in enumerate(plan.runs_of_schedules)
+            if number >= len(WAYS) * len(runs)
+        )
+        return FaultRatesResult(
+            undisturbed=self._undisturbed,
+            runs=runs,
+            missing=missing,
+            repair_s=plan.repair_s,
+            restart_s=plan.restart_s,
+            checkpoint_s=plan.checkpoint_every_s,
+            rate_mbit=plan.rate_mbit,
+            delay_ms=plan.delay_ms,
+            delayed_by=DELAYED_BY if plan.delay_ms else "",
+            falls_short=tuple(
+                falls_short(self._undisturbed, runs, missing, is_thin=bool(plan.rate_mbit))
+            ),
         )
 
     @contextmanager

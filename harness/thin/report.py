@@ -21,13 +21,25 @@ def report(result: ThinResult) -> str:
 
 
 def _headline(result: ThinResult) -> str:
-    if result.claim is None:
-        return "Decoupled keeps its utilisation on none of them"
-    lacks = "" if result.holds else ", which falls short of what is claimed"
-    return (
-        f"{result.claim.ratio:.0f} times the tokens a second at {result.claim.rate_mbit:g} Mbit/s"
-        f"{lacks}"
-    )
+    """What was met and what was missed; `_claim` says more."""
+    claim = result.claim
+    if claim is None:
+        return "the claim fails: on no link does Decoupled keep its utilisation and its schedule"
+    ratio = f"{claim.ratio:.1f} times the tokens a second at {claim.rate_mbit:g} Mbit/s"
+    wide = f"data-parallel {claim.utilisation_wide:.1%} utilised on the widest link"
+    met, missed = [], []
+    for text, is_met, bound in (
+        (ratio, claim.ratio >= LEAST_RATIO, f"{LEAST_RATIO:g}"),
+        (wide, claim.utilisation_wide >= LEAST_UTILISATION, f"{LEAST_UTILISATION:.0%}"),
+    ):
+        if is_met:
+            met.append(text)
+        else:
+            missed.append(f"{text} (not {bound})")
+    if not missed:
+        return f"the claim holds: {' and '.join(met)}"
+    words = f"the claim fails: missed {' and '.join(missed)}"
+    return f"{words}; met {met[0]}" if met else words
 
 
 def _what(result: ThinResult) -> str:
@@ -45,10 +57,9 @@ def _what(result: ThinResult) -> str:
 def _far(result: ThinResult) -> str:
     if not result.delay_ms:
         return ""
-    return (
-        f"; any two are {result.delay_ms:g} ms apart, one way, by a process for each site that"
-        " carries its frames, later"
-    )
+    measured = result.round_trip_ms
+    trip = "" if measured is None else f" (a round trip takes {measured:.1f} ms, measured)"
+    return f"; any two are {result.delay_ms:g} ms apart, one way{trip}"
 
 
 def _claim(result: ThinResult) -> str:
@@ -109,9 +120,13 @@ def _real(result: ThinResult) -> str:
         " bytes, as the kernel counts them at the sites' devices.\n"
         f"Modelled: that computing a step takes {result.pace_s:g} s. Both compute less and sleep"
         " for the rest, so that not this machine's cores are compared. Links have"
-        f" {'that' if result.delay_ms else 'no'} delay and lose"
+        f" {'that' if result.delay_ms else 'no'} delay{_made(result)} and lose"
         " only what their queue has no room for. Utilisation is that time over the mean step."
         " *Merged* leaves out the steps between an answer and the adoption of what came of it."
         " *Exchange hidden* is computed: a step of data-parallel would take the longer of computing"
         " and exchange."
     )
+
+
+def _made(result: ThinResult) -> str:
+    return f" (made by {result.delayed_by})" if result.delayed_by else ""

@@ -74,6 +74,10 @@ class ThinResult(_Record):
     sync_interval_steps: int
     fragments: int
     delay_ms: float = Field(default=0.0, description="from any site to any other, one way")
+    delayed_by: str = Field(default="", description="how the delay is made; empty without one")
+    round_trip_ms: float | None = Field(
+        default=None, description="measured between two sites before all else; null: it was not"
+    )
     codec: str
     window_s: float
     data_parallel: tuple[DataParallelPoint, ...]

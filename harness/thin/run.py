@@ -22,7 +22,7 @@ from harness.gated import Gate
 from harness.ground import Terms
 from harness.plan import SERVER, Island
 from harness.processes import Command, Supervisor
-from harness.sites import Sites
+from harness.sites import DELAYED_BY, Sites
 from harness.thin.plan import SETTLE_S, START_LIMIT_S, WARM_STEPS, ThinPlan
 from harness.thin.result import (
     DataParallelPoint,
@@ -57,6 +57,8 @@ class ThinBench:
         """
         plan = self.plan
         with Sites((SERVER, *plan.names), plan.delay_ms) as sites:
+            round_trip_s = sites.round_trip_s(*plan.names[:2])
+            self.tell(f"a round trip between two sites takes {1000 * round_trip_s:.1f} ms")
             self.tell(f"data-parallel training begins at {plan.learners} sites")
             parallel = _DataParallel(plan, sites, self.stop, self.tell).run()
             self.tell("Decoupled DiLoCo begins at the same sites, the server at one of its own")
@@ -70,6 +72,8 @@ class ThinBench:
             sync_interval_steps=plan.sync_interval,
             fragments=spec.fragments,
             delay_ms=plan.delay_ms,
+            delayed_by=DELAYED_BY if plan.delay_ms else "",
+            round_trip_ms=round(1000 * round_trip_s, 2),
             codec=f"{spec.codec.kind}, c = {spec.codec.step_fraction_up:g}",
             window_s=plan.window_s,
             data_parallel=parallel,
@@ -90,7 +94,7 @@ class _DataParallel:
         plan = self.plan
         job = DataParallelJob(plan.out / "data-parallel", plan.spec, plan.names, plan.pace_s)
         with Supervisor() as processes:
-            look = Look(processes, self.stop, job.out / "logs")
+            look = Look(processes, self.stop, job.out / "logs", self.sites.require_alive)
             job.start(processes, self.sites)
             gates = job.gates(processes)
             self._until(look, gates, WARM_STEPS, START_LIMIT_S, "the start of the job")
@@ -166,7 +170,7 @@ class _Decoupled:
             cluster = Cluster(
                 out, spec, None, self.stop, processes, entry=entry,
                 terms=Terms(sites.address(SERVER), serve_flags=("--insecure",)),
-                start_limit_s=START_LIMIT_S,
+                start_limit_s=START_LIMIT_S, at_tick=sites.require_alive,
             )  # fmt: skip
             cluster.make_run()
             cluster.start_compiling()

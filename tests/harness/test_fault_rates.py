@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,8 @@ from harness.chaos.site import JOIN_S, Units
 from harness.chaos.steps import Steps, build, stamped
 from harness.cluster import Look
 from harness.dataparallel.lives import JobResult
+from harness.environment import child_environment, command
+from harness.fault_rates.plan import WAYS
 from harness.fault_rates.plot import draw
 from harness.fault_rates.report import report
 from harness.fault_rates.result import FaultRatesResult, RateRun, falls_short
@@ -30,20 +34,6 @@ from harness.processes import Command, Supervisor
 from learner.program import Shard
 
 NONE = Spread(median=None, max=None, count=0)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"mtbf_s": "30,30"}, "names one twice"),
-        ({"mtbf_s": "30,x"}, "give seconds"),
-        ({"tokens": 10}, "so that it comes back"),
-        ({"delay_ms": 40}, "give --rate-mbit too"),
-    ],
-)
-def test_what_says_nothing_is_not_begun(tmp_path: Path, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingsError, match=told):
-        plan_of(BenchFaultsSettings(**given), tmp_path)
 
 
 def test_all_runs_of_a_schedule_differ_in_nothing_but_how_they_train(tmp_path: Path) -> None:
@@ -87,6 +77,54 @@ def test_how_long_it_takes_is_told_before(tmp_path: Path) -> None:
     for text in ("", "often", "30,-1", "nan"):
         with pytest.raises(SettingsError, match="give seconds"):
             plan_of(BenchFaultsSettings(mtbf_s=text), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tokens": 10}, "--tokens 10: a run of 0.00244 s is over before a learner"),
+        ({"tokens": 80_000}, "a run of 19.5 s is over before a learner"),
+        ({"learners": 1}, "--learners 1: with nobody beside it"),
+        ({"mtbf_s": "30,80,30"}, "--mtbf-s: 30 is there twice"),
+        ({"mtbf_s": "2"}, "--mtbf-s 2: so often that by the paper's rule nothing is kept"),
+    ],
+)
+def test_what_nothing_could_be_concluded_from_is_refused(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        plan_of(BenchFaultsSettings(**given), tmp_path)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.timeout(240)
+def test_a_stop_keeps_the_runs_that_have_finished(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = ("--learners", "2", "--tokens", "8000", "--pace-s", "0.25", "--mtbf-s", "30")
+    words = ("--out", str(out), *run, "--repair-s", "1", "--restart-s", "0")
+    process = subprocess.Popen(
+        command("bench", "faults", *words), env=child_environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("run 2 of 4"):
+                process.send_signal(signal.SIGINT)
+                break
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, "".join(said) + error
+    assert error.endswith("diloco: stopped before it was done\n")
+    result = FaultRatesResult.model_validate_json((out / "faults.json").read_text("utf-8"))
+    assert result.undisturbed.goodput > 0
+    assert result.runs == ()
+    assert [each.rpartition(": ")[2] for each in result.missing] == [way for way, _ in WAYS]
+    told = (out / "faults.md").read_text("utf-8")
+    assert told.strip() == report(result)
+    assert told.startswith("# Faults: no schedule has finished\n")
+    assert "Missing:\n\n- a kill every 30 s of a learner, seed 1: Decoupled DiLoCo\n" in told
 
 
 def test_a_learner_that_is_back_too_soon_waits_outside_and_then_before_its_step(
@@ -230,6 +268,12 @@ def test_the_rate_where_data_parallel_keeps_its_share_is_judged() -> None:
     (short,) = falls_short(calm, [_run(60, 0.4, 0.7, models=easy)])
     assert "keeps 40.0% at an MTBF of 60 s" in short
     assert "longer" in short
+    (short, _) = falls_short(calm, [_run(60, 0.4, 0.7, models=easy)], ["a run", "a run"])
+    assert short == "2 runs are missing, so this is no judgement of all"
+    unharmed = _run(900, 0.56, 0.9, learner_kills=0)
+    assert list(falls_short(calm, [unharmed])) == [
+        "at an MTBF of 900 s nobody was killed before the runs were over, so nothing is judged"
+    ]
     worse = _run(130, 0.56, 0.85, findings=("the loss is 2.00% above that without faults",))
     assert "at an MTBF of 130 s: the loss" in next(iter(falls_short(calm, [worse])))
 
@@ -242,7 +286,6 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
         repair_s=10.0,
         restart_s=12.0,
         checkpoint_s=10.0,
-        schedules=3,
         falls_short=("this",),
     )
     assert FaultRatesResult.model_validate_json(result.model_dump_json()) == result
@@ -255,15 +298,17 @@ def test_the_report_has_means_over_schedules_and_where_the_time_went(tmp_path: P
     assert "| steps not merged: crash | - | 2.0% | 2.0% |" in told
     assert "synchronous 6, by at most 1.5 s" in told
     assert "- this" in told
+    assert "Missing" not in told
+    part = report(result.model_copy(update={"missing": ("that run",)}))
+    assert "Missing:\n\n- that run\n\nFalls short:\n\n- this" in part
     assert "over loopback" in told
     thin = result.model_copy(update={"rate_mbit": 2.0})
     assert report(thin).startswith("# Faults at 2 rates over links of 2 Mbit/s\n")
-    far = report(thin.model_copy(update={"delay_ms": 40.0}))
+    far = report(thin.model_copy(update={"delay_ms": 40.0, "delayed_by": "a process of ours"}))
+    assert "its delay itself; that between workers is made by a process of ours." in far
+    assert "55 to 60% is not asked for here" in far
+    assert "not asked for" not in told
     assert far.startswith("# Faults at 2 rates over links of 2 Mbit/s and 40 ms\n")
     assert "behind a link of 2 Mbit/s each way and 40 ms one way: a relay" in far
-    assert "carries its frames, later" in far
-    assert "It was stopped" not in told
-    short = report(result.model_copy(update={"schedules": 5}))
-    assert "It was stopped: 2 of its 5 schedules were not run." in short
     draw(thin, tmp_path / "faults.png")
     assert (tmp_path / "faults.png").read_bytes().startswith(b"\x89PNG")

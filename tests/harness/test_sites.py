@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fragments.errors import SettingsError
+from fragments.errors import DilocoError, SettingsError
 from harness.environment import child_environment
 from harness.sites import Sites
 from tests.support.sites import require_sites
@@ -54,9 +55,7 @@ MAKE = """
 import sys
 from harness.sites import Sites
 with Sites(["one", "two"], delay_ms=2) as sites:
-    held = [sites._switch, *sites._delay_lines.values()]
-    held += [site.holder for site in sites._sites.values()]
-    print(*(process.pid for process in held))
+    print(*(word for name in ("one", "two") for word in sites.words(name) if word.isdigit()))
     sys.stdout.flush()
     sys.stdin.read()
 """
@@ -146,6 +145,7 @@ def test_a_round_trip_between_sites_takes_twice_their_delay(far_sites: Sites) ->
     round_trip_s = float(_told(_start(far_sites, "one", TALK, far_sites.address("two"))))
     _told(listening)
     assert 2 * DELAY_MS / 1000 <= round_trip_s < 6 * DELAY_MS / 1000
+    assert 2 * DELAY_MS / 1000 <= far_sites.round_trip_s("two", "one") < 6 * DELAY_MS / 1000
 
 
 def test_a_delay_takes_nothing_from_the_rate(far_sites: Sites) -> None:
@@ -167,29 +167,6 @@ def test_what_is_far_can_be_cut_off(far_sites: Sites) -> None:
     far_sites.mend("one")
     assert _told(_start(far_sites, "one", DIAL, far_sites.address("two"), "30")) == "connected"
     assert _told(listening) == "0"
-
-
-def test_a_dead_delay_line_is_no_cut_that_was_asked_for() -> None:
-    require_sites()
-
-    def lose_a_line() -> None:
-        with Sites(["one", "two"], delay_ms=DELAY_MS) as far:
-            far.carried_bytes("two")
-            line = far._delay_lines["two"]
-            line.kill()
-            line.wait(30)
-            far.carried_bytes("one")
-            with pytest.raises(SettingsError, match="delay line of site two"):
-                far.carried_bytes("two")
-
-    with pytest.raises(SettingsError, match="delay line of site two has ended"):
-        lose_a_line()
-
-
-def test_nothing_talks_over_a_link_but_who_is_at_it(far_sites: Sites) -> None:
-    before = far_sites.carried_bytes("one")
-    time.sleep(2.0)
-    assert far_sites.carried_bytes("one") == before
 
 
 def test_what_is_cut_off_is_reached_again_when_mended(sites: Sites) -> None:
@@ -217,9 +194,12 @@ def test_nothing_stays_behind_when_who_made_them_is_killed(tmp_path: Path) -> No
     argv = [sys.executable, "-c", MAKE]
     maker = subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=child_environment(), text=True)
     assert maker.stdout is not None
-    holders = [Path("/proc") / pid for pid in maker.stdout.readline().split()]
+    sites = [Path("/proc") / pid for pid in maker.stdout.readline().split()]
+    # Of both sites, both delay lines and the switch.
+    holders = _children(maker.pid)
     assert len(holders) == 5
-    assert all(holder.exists() for holder in holders)
+    assert set(sites) < set(holders)
+    assert len(_delay_lines(maker.pid)) == 2
     maker.send_signal(signal.SIGKILL)
     maker.communicate(timeout=30)
     give_up_s = time.monotonic() + 30
@@ -229,11 +209,71 @@ def test_nothing_stays_behind_when_who_made_them_is_killed(tmp_path: Path) -> No
         time.sleep(0.05)
 
 
+def test_a_delay_line_that_ends_is_told(far_sites: Sites) -> None:
+    far_sites.require_alive()
+    line = _delay_lines(os.getpid())[0]
+    os.kill(int(line.name), signal.SIGKILL)
+    give_up_s = time.monotonic() + 30
+    while _lives(line):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    with pytest.raises(DilocoError, match=r"the delay line of one has ended \(exit code -9\)"):
+        far_sites.require_alive()
+
+
+def test_no_device_of_a_link_speaks_for_itself(far_sites: Sites) -> None:
+    """IPv6 has the kernel solicit routers, which would be traffic."""
+    (pid,) = (word for word in far_sites.words("one") if word.isdigit())
+    for process in (Path("/proc") / pid, *_delay_lines(os.getpid())):
+        addresses = (process / "net" / "if_inet6").read_text("ascii").splitlines()
+        assert all(line.split()[-1] == "lo" for line in addresses)
+
+
+def _children(pid: int) -> list[Path]:
+    stats = Path("/proc").glob("[0-9]*/stat")
+    parents = {stat.parent: _parent(stat) for stat in stats}
+    return [process for process, parent in parents.items() if parent == pid]
+
+
+def _parent(stat: Path) -> int:
+    try:
+        return int(stat.read_text("utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # It has ended meanwhile.
+
+
+def _delay_lines(pid: int) -> list[Path]:
+    """In the order of the sites."""
+    children = sorted(_children(pid), key=lambda process: int(process.name))
+    return [each for each in children if b"harness.delayline" in (each / "cmdline").read_bytes()]
+
+
 def _lives(process: Path) -> bool:
     try:
         return "\nState:\tZ" not in (process / "status").read_text("utf-8")
     except OSError:
         return False
+
+
+def test_a_site_that_cannot_be_made_leaves_no_pipe_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_sites()
+    unshare = tmp_path / "unshare"
+    # A namespace can be made, but nobody can hold it.
+    unshare.write_text('#!/bin/sh\ntest "$4" != sh\n', encoding="utf-8")
+    unshare.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    with (
+        pytest.raises(SettingsError, match="a site could not be made") as told,
+        Sites(["one"]),
+    ):
+        pass
+    # What was raised still holds the process that did not start.
+    assert told.value.__traceback__ is not None
+    assert len(list(descriptors.iterdir())) == before
 
 
 def test_who_is_not_root_is_told_what_to_do() -> None:

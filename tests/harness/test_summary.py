@@ -80,6 +80,15 @@ def test_the_summary_holds_what_was_recorded(tmp_path: Path) -> None:
     )
 
 
+def test_a_learner_that_is_back_at_the_end_has_the_step_time_of_its_last_step() -> None:
+    """A process that has made no step tells of no time."""
+    recorder = recorded()
+    back = learner("eu-west", 100, joins=2, step_s=0.0)
+    recorder.record(status(100, phase=Phase.FINISHED, learners=(back,)), 30.0)
+    (one,) = summed(recorder).learners
+    assert (one.name, one.step_s) == ("eu-west", 0.22)
+
+
 def test_a_run_without_evaluation_or_status_is_told_as_such() -> None:
     recorder = Recorder()
     with pytest.raises(DilocoError, match="no status"):

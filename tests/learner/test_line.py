@@ -316,7 +316,7 @@ class BadBatches(TinyProgram):
         return (np.full_like(x, np.nan), y) if self._bad(cursor) else (x, y)
 
 
-def _train(program: TinyProgram, steps: int) -> tuple[Island, list[Report]]:
+def _train(program: TinyProgram, steps: int, pace_s: float = 0.0) -> tuple[Island, list[Report]]:
     island, reports = _island(), []
     stop = threading.Event()
 
@@ -325,9 +325,17 @@ def _train(program: TinyProgram, steps: int) -> tuple[Island, list[Report]]:
         if report.step >= steps:
             stop.set()
 
-    trainer = Trainer(program, island, lambda _: 0.0, on_report, lambda _: None, pace_s=0.0)
+    trainer = Trainer(program, island, lambda _: 0.0, on_report, lambda _: None, pace_s)
     trainer.run(stop)
     return island, reports
+
+
+def test_a_paced_step_is_told_to_take_its_pace_from_the_first_on() -> None:
+    program = TinyProgram()
+    _train(program, steps=1)  # It compiles.
+    _, reports = _train(program, steps=4, pace_s=0.2)
+    assert reports
+    assert all(report.step_s >= 0.2 for report in reports)
 
 
 def test_one_bad_batch_is_passed_over_and_training_goes_on() -> None:
