@@ -26,6 +26,9 @@ allocator would give them back, and the kernel would clear them again for the ne
 KEPT = 4
 """Slabs of a size that are kept for the next at most: a merge takes as many."""
 
+_LARGE_PAGE = 2 << 20
+"""The kernel aligns what is a multiple of them, so that they serve it."""
+
 _STEPS = 8
 """Sizes from one power of two to the next: payloads of like fragments are of nearly one size."""
 
@@ -62,9 +65,15 @@ class _Slab:
             pages = kept.pop() if kept else None
         if pages is None:
             # Private, or they would be a file's to the kernel, which has small pages.
-            pages = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                pages.madvise(mmap.MADV_HUGEPAGE)
+            pages = mmap.mmap(
+                -1,
+                -(-whole // _LARGE_PAGE) * _LARGE_PAGE,
+                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+            )
+            large = whole // _LARGE_PAGE * _LARGE_PAGE
+            # Not the rest, of which a large page would take more memory than there is to hold.
+            if large and hasattr(mmap, "MADV_HUGEPAGE"):
+                pages.madvise(mmap.MADV_HUGEPAGE, 0, large)
         self._size, self._pages = whole, pages
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         self.__array_interface__: dict[str, Any] = {
