@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -72,11 +72,17 @@ class Inbox:
         """
         return self._link.arrived_bytes - self._useless_bytes
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until every wanted version is prepared; False if that took too long."""
+    @property
+    def wanted(self) -> dict[int, Version]:
+        """The newest versions heard of, by fragment, that are not all prepared."""
+        with self._changed:
+            return dict(self._wanted)
+
+    def wait_prepared(self, versions: Mapping[int, Version], timeout_s: float) -> bool:
+        """Wait until those versions, or newer ones, are prepared; False if that took too long."""
         until_s = time.monotonic() + timeout_s
         with self._changed:
-            while self._wanted:
+            while self._wanted and not all(self._is_prepared(*each) for each in versions.items()):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or self._stopping:
                     return False
@@ -102,9 +108,11 @@ class Inbox:
         with self._changed:
             while not self._stopping:
                 for fragment, version in self._wanted.items():
-                    newest = self._island.newest_version(fragment)
-                    if newest is None or newest < version:
+                    if not self._is_prepared(fragment, version):
                         self.backlog.busy()
+                        # In turn: where versions come faster than they can be pulled, one fragment
+                        # would be wanted again and again, and the others never be its like.
+                        self._wanted[fragment] = self._wanted.pop(fragment)
                         return fragment
                 self.backlog.idle()
                 if self._wanted:
@@ -112,6 +120,10 @@ class Inbox:
                     self._changed.notify_all()
                 self._changed.wait()
             return None
+
+    def _is_prepared(self, fragment: int, version: Version) -> bool:
+        newest = self._island.newest_version(fragment)
+        return newest is not None and newest >= version
 
     def _fetch(self, fragment: int) -> bool:
         have = self._island.newest_version(fragment)

@@ -116,14 +116,16 @@ class Member:
         return welcome if self.wait_newest(stop) else None
 
     def wait_newest(self, stop: threading.Event) -> bool:
-        """Wait until every version heard of is prepared; False on stop.
+        """Wait until every version heard of by now is prepared, or a newer one: where versions come
+        faster than they can be pulled, there is always one more. False on stop.
 
         Raises the session's failure where there is one, UnreachableError when
         nothing arrives for PATIENCE_S.
         """
         waited_s, furthest_bytes = 0.0, self.inbox.arrived_bytes
+        newest = self.inbox.wanted
         while not stop.is_set():
-            if self.inbox.wait_idle(POLL_S):
+            if self.inbox.wait_prepared(newest, POLL_S):
                 return True
             if self.session.failure is not None:
                 raise self.session.failure

@@ -93,8 +93,10 @@ def test_hosts_train_one_run_and_each_can_be_stopped_and_come_back(
         spec = json.loads(server.compose("exec", "-T", "server", "cat", "run/run.json"))["spec"]
         assert spec["program"]["factory"] == "mymodel:build"
 
-        exported = "run", "--rm", "--no-deps", "server", "export", "run", "weights.safetensors"
-        assert "weights.safetensors" in server.compose(*exported)
+        written = server.compose("exec", "-T", "server", "diloco", "snapshot")
+        name = next(word for word in written.split() if word.strip(".,").isdigit()).strip(".,")
+        weights = f"run/snapshots/{name}/weights.safetensors"
+        server.compose("exec", "-T", "server", "test", "-s", weights)
 
         regions["eu-west"].compose("down")
         status = server.until(lambda s: not both_train(s), 60, "a region has left")
@@ -121,6 +123,9 @@ def test_hosts_train_one_run_and_each_can_be_stopped_and_come_back(
             said = region.compose("up", "--no-build", timeout_s=120)
             assert "is finished" in said
             assert region.inspect("learner", "{{.State.ExitCode}}") == "0"
+        exported = "run", "--rm", "--no-deps", "server", "export", "run", "weights.safetensors"
+        server.compose("stop", "server", timeout_s=120)
+        assert "weights.safetensors" in server.compose(*exported)
         for project in (*regions.values(), server):
             project.compose("down", "--volumes")
             assert [project.left(kind) for kind in ("container", "network", "volume")] == [

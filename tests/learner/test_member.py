@@ -132,7 +132,7 @@ def test_a_note_of_an_older_version_is_late_and_nothing_else() -> None:
     link.number = 4
     on_note(Published(0, Version(1, 4)))
     assert link.pulls.get(timeout=WAIT_S) == (0, Version(1, 3)), "what is held is built on"
-    assert member.inbox.wait_idle(WAIT_S)
+    assert member.inbox.wait_prepared(member.inbox.wanted, WAIT_S)
     assert member.island.newest_version(0) == Version(1, 4)
     assert link.pulls.empty()
     member.close("done")
@@ -152,7 +152,7 @@ def test_a_late_note_does_not_replace_the_newer_one_that_is_waited_for() -> None
     on_note(Published(0, Version(1, 4)))
     link.hold.set()
     assert link.pulls.get(timeout=WAIT_S) == (0, Version(1, 4))
-    assert member.inbox.wait_idle(WAIT_S)
+    assert member.inbox.wait_prepared(member.inbox.wanted, WAIT_S)
     assert member.island.newest_version(0) == Version(1, 5)
     member.close("done")
 
@@ -165,6 +165,6 @@ def test_a_grant_of_an_older_version_is_of_another_copy_of_the_run() -> None:
     on_note(Goodbye(RefusalCode.LEASE_LOST, "join again"))
     on_closed()
     assert link.pulls.get(timeout=WAIT_S) == (0, None), "what is held is no base there"
-    assert member.inbox.wait_idle(WAIT_S)
+    assert member.inbox.wait_prepared(member.inbox.wanted, WAIT_S)
     assert member.island.newest_version(0) == Version(1, 2)
     member.close("done")
