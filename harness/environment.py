@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping, MutableMapping
 
 # CPU thread pools of several jax processes on few cores fight each other, so that each process
-# makes fewer steps than it would with one thread. NPROC is what XLA takes for the number of cores;
-# its flag --xla_cpu_multi_thread_eigen changes nothing any more.
-_POOLS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# makes fewer steps than it would with one thread. XLA's own pool is left as it is: its flag
+# --xla_cpu_multi_thread_eigen changes nothing any more, and NPROC=1, which gives it one thread, has
+# let learners hang that use jax from several threads.
+_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _NO_FUSED_MULTIPLY_ADD = "--xla_cpu_max_isa"
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
 """What the allocator maps has large pages, which cost the kernel a tenth of the faults; see

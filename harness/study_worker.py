@@ -72,7 +72,7 @@ def _git(root: Path, *words: str) -> str:
 
 ARITHMETIC = "loops-2"
 """Changed where the same recipe has other bits from here on: by now the outer step and the
-quantizer are loops of our own, and what XLA computes it computes with one thread."""
+quantizer are loops of our own."""
 
 
 def instruction_set() -> str:

@@ -14,8 +14,6 @@ os.environ.update(
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
         "JAX_PLATFORMS": "cpu",
-        # The suite runs two workers on two cores; XLA's own pools would only fight each other.
-        "NPROC": "1",
     }
 )
 
